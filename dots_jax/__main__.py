@@ -1,0 +1,5 @@
+"""`python -m dots_jax`."""
+
+from dots_jax.cli import entry_point
+
+entry_point()

@@ -1,0 +1,50 @@
+"""The command line: `python -m dots_jax` or `dots-jax`.
+
+Each command is one module with `add_parser(subparsers)`, whose parser has `run=<function of the parsed arguments>` among
+its defaults; the function returns the exit code, or raises `ArgumentError` for a value that argparse could not judge.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from dots_jax.cli.errors import ArgumentError
+
+COMMANDS = ("decode", "bench", "info", "kernel_report")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with every command."""
+    parser = argparse.ArgumentParser(
+        prog="dots-jax", description="Sliding-window latent decode of the Dots hybrid models, in JAX."
+    )
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        importlib.import_module(f"dots_jax.cli.{name}").add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Returns:
+      0 when all went well, 1 when a check failed, 2 for bad arguments (one line on standard error, no traceback).
+    """
+    try:
+        arguments = build_parser().parse_args(argv)
+    except SystemExit as stop:  # argparse exits by itself for --help and for bad arguments
+        return int(stop.code or 0)
+    try:
+        return arguments.run(arguments)
+    except ArgumentError as error:
+        print(f"dots-jax {arguments.command.replace('_', '-')}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def entry_point() -> None:
+    """What the `dots-jax` script calls."""
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Key/value buffers in host memory."""

@@ -1,0 +1,1 @@
+"""Page tables and page pools: frozen pytrees and pure functions on them."""

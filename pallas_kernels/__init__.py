@@ -1,0 +1,1 @@
+"""Pallas GPU kernels, one folder for each operation."""
