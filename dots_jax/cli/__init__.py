@@ -1,7 +1,7 @@
 """The command line: `python -m dots_jax` or `dots-jax`.
 
-Each command is one module with `add_parser(subparsers)`, whose parser has `run=<function of the parsed arguments>` among
-its defaults; the function returns the exit code, or raises `ArgumentError` for a value that argparse could not judge.
+Each command is one module with `add_parser(subparsers)`, whose parser has `run=<function of the parsed arguments>`
+among its defaults; the function returns the exit code, or raises `ArgumentError` for a value that argparse could not judge.
 """
 
 import argparse
