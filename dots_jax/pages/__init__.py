@@ -1,1 +1,15 @@
-"""Page tables and page pools: frozen pytrees and pure functions on them."""
+"""Page tables and the pool they draw from: growth, copy-on-write, window release, rollback and forks, all as pure functions."""
+
+from dots_jax.pages.growth import Extension, copy_pages, extend
+from dots_jax.pages.pool import PagePool, PagePoolError, check_pool
+from dots_jax.pages.table import PageTable
+
+__all__ = [
+    "Extension",
+    "PagePool",
+    "PagePoolError",
+    "PageTable",
+    "check_pool",
+    "copy_pages",
+    "extend",
+]
