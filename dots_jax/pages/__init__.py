@@ -1,4 +1,4 @@
-"""Page tables and the pool they draw from: growth, copy-on-write, window release, rollback and forks, all as pure functions."""
+"""Page tables and the pool they draw from, as frozen pytrees and pure functions on them."""
 
 from dots_jax.pages.growth import Extension, copy_pages, extend
 from dots_jax.pages.pool import PagePool, PagePoolError, check_pool

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Int
 
 INT32_MAX = 2**31 - 1
@@ -13,13 +14,7 @@ INT32_MAX = 2**31 - 1
 
 def is_concrete(*values: Any) -> bool:
     """Whether every value can be read on the host: not a tracer, not a mere description of an array."""
-    return all(
-        isinstance(value, (jax.Array, np.ndarray, np.generic, int)) and not _is_tracer(value) for value in values
-    )
-
-
-def _is_tracer(value: Any) -> bool:
-    return isinstance(value, jax.core.Tracer)
+    return all(isinstance(value, (jax.Array, np.ndarray)) and not isinstance(value, Tracer) for value in values)
 
 
 def as_int32(name: str, value: Any) -> Any:
@@ -36,7 +31,7 @@ def as_int32(name: str, value: Any) -> Any:
     if not jnp.issubdtype(value.dtype, jnp.integer):
         raise TypeError(f"{name} must have an integer dtype, got {value.dtype}")
     if isinstance(value, (np.ndarray, np.generic)):
-        if value.size and not (-INT32_MAX - 1 <= value.min() and value.max() <= INT32_MAX):
+        if value.size and (value.min() < -INT32_MAX - 1 or value.max() > INT32_MAX):
             raise ValueError(f"{name} must fit int32, got values from {value.min()} to {value.max()}")
         return jnp.asarray(value, jnp.int32)
     if value.dtype == jnp.int32 or not isinstance(value, jax.Array):

@@ -35,10 +35,10 @@ def extend(pool: PagePool, table: PageTable, new_tokens: Any) -> Extension:
     columns, is unchanged and not granted. Rows are served in order, and a refused one does not stop those after it. A
     row that grows by 0 is always granted and unchanged.
 
-    A partly filled last page that another entry also holds is replaced by a fresh page, which counts among the pages the
-    row needs. Rows that share one page and grow in the same call are served in order too: each gets a page of its own
-    until only one entry is left, and that one keeps the shared page. Give `copies` to `copy_pages` for every
-    cache that this table indexes before anything is written.
+    A partly filled last page that another entry also holds is replaced by a fresh page, which counts among the pages
+    the row needs. Rows that share one page and grow in the same call are served in order too: each gets a page of its
+    own until only one entry is left, and that one keeps the shared page. Give `copies` to `copy_pages` for every cache
+    that this table indexes before anything is written.
 
     A partly filled last page that is absent stays absent, because a fresh one would show whatever it held before as the
     row's earlier tokens; new tokens in it are dropped by the write. A column past the length that already holds a page
@@ -160,7 +160,8 @@ def copy_pages(kv_pages: Shaped[Array, "N ..."], copies: Any) -> Shaped[Array, "
 
     Args:
       kv_pages: [N, ...], any cache whose first axis is the physical page.
-      copies: int32[B, 2], (source, destination) pages. A row of which either is absent or outside the cache does nothing.
+      copies: int32[B, 2], (source, destination) pages. A row of which either is absent or outside the cache
+        does nothing.
 
     Returns:
       The cache after the copies. The cost follows the number of copies, and under donation not the size of the cache.

@@ -18,8 +18,8 @@ class PagePoolError(RuntimeError):
 class PagePool:
     """The free pages and the holders of the used ones, as a frozen pytree. Make one with `PagePool.create`.
 
-    The free list is a stack inside a fixed array: taking pages lowers `num_free` and writes nothing, and giving pages up
-    writes only their own places. No operation sorts, clears or copies the N entries.
+    The free list is a stack inside a fixed array: taking pages lowers `num_free` and writes nothing, and giving pages
+    up writes only their own places. No operation sorts, clears or copies the N entries.
 
     Attributes:
       free_pages: int32[N]; the first `num_free` entries are the free pages, the next one to be taken last. What follows

@@ -84,7 +84,8 @@ class PageTable:
     def __repr__(self) -> str:
         values = host_values(self)
         if values is None:
-            return f"PageTable(pages={_describe(self.pages)}, lengths={_describe(self.lengths)}, page_size={self.page_size})"
+            leaves = f"pages={_describe(self.pages)}, lengths={_describe(self.lengths)}"
+            return f"PageTable({leaves}, page_size={self.page_size})"
         return table_text(*values, self.page_size)
 
     def _repr_html_(self) -> str | None:
@@ -106,7 +107,7 @@ def check_page_size(page_size: Any) -> int:
 
 
 def host_values(table: PageTable) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns the table's pages and lengths as numpy arrays, or None while it holds tracers, placeholders or donated arrays."""
+    """Returns pages and lengths as numpy arrays, or None for tracers, placeholders and donated arrays."""
     leaves = (table.pages, table.lengths)
     if not is_concrete(*leaves) or any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
         return None
