@@ -9,6 +9,7 @@ from pathlib import Path
 INSTALL_HINT = "pip install 'dots-jax[kernel-report]'"
 
 _PLUGINS = ("jax_plugins.xla_cuda13", "jax_cuda13_plugin", "jax_plugins.xla_cuda12")
+_DEFAULT_TOOLKIT = Path("/usr/local/cuda")
 
 
 def missing_packages() -> tuple[str, ...]:
@@ -35,6 +36,6 @@ def _has_tool(name: str) -> bool:
     if shutil.which(name):
         return True
     toolkits = [Path(os.environ[key]) for key in ("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT") if os.environ.get(key)]
-    toolkits.append(Path("/usr/local/cuda"))
+    toolkits.append(_DEFAULT_TOOLKIT)
     wheels = [root for entry in sys.path if entry for root in sorted((Path(entry) / "nvidia").glob("*"))]
     return any((root / "bin" / name).is_file() for root in (*toolkits, *wheels))

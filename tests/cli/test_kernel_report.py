@@ -112,6 +112,7 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(fake_com
 
 def test_missing_packages_looks_for_modules_and_tools(monkeypatch, tmp_path):
     monkeypatch.setattr(toolchain, "_PLUGINS", ("no_such_parent.plugin",))
+    monkeypatch.setattr(toolchain, "_DEFAULT_TOOLKIT", tmp_path / "absent")
     monkeypatch.setattr(toolchain.sys, "path", [str(tmp_path)])
     monkeypatch.setenv("PATH", str(tmp_path))
     for key in ("CUDA_PATH", "CUDA_ROOT"):

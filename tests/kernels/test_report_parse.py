@@ -50,7 +50,8 @@ def test_ptxas_spills_are_loads_and_stores_together():
 
 
 def test_ptxas_counts_functions_that_were_not_inlined():
-    helper = "ptxas info    : Function properties for helper\n    64 bytes stack frame, 0 bytes spill stores, 20 bytes spill loads\n"
+    helper = "ptxas info    : Function properties for helper\n"
+    helper += "    64 bytes stack frame, 0 bytes spill stores, 20 bytes spill loads\n"
     assert parse.parse_ptxas(CLEAN_PTXAS + helper) == (234, 64, 20)
 
 
@@ -82,7 +83,7 @@ def test_resources():
         parse.parse_resources("Resources()")
 
 
-def write_kernel(folder, name, *, ptxas=CLEAN_PTXAS, sass=SASS, passes=PASSES):
+def write_kernel(folder, name, *, ptxas=CLEAN_PTXAS, sass: str | None = SASS, passes: str | None = PASSES):
     (folder / f"{name}.ptxas").write_text(ptxas)
     if sass is not None:
         (folder / f"{name}.sass_ctrl").write_text(sass)
