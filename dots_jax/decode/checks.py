@@ -1,0 +1,81 @@
+"""What the decode functions refuse, before anything is traced."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from dots_jax.pages import PageTable
+
+PAGE_SIZE = 64
+DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
+
+
+def check_decode(q: jax.Array, kv_pages: jax.Array, table: PageTable | None, window, scale, v_dim) -> None:
+    """Refuses what `swa_latent_decode` cannot compute; the order of the checks is part of the contract."""
+    if isinstance(table, PageTable) and table.page_size != PAGE_SIZE:
+        raise RuntimeError(f"Dots SWA latent decode requires page_size={PAGE_SIZE}, got {table.page_size}.")
+    if table is None:
+        raise RuntimeError("Dots SWA latent decode requires an SWA page table.")
+    if not isinstance(table, PageTable):
+        raise TypeError(f"table must be a PageTable, got {type(table).__name__}")
+    if q.ndim != 4 or 0 in q.shape[1:]:
+        raise ValueError(f"q must be [B, S, H, D] with S, H and D at least 1, got {q.shape}")
+    if q.shape[0] != table.pages.shape[0]:
+        raise ValueError(
+            f"q {q.shape} has {q.shape[0]} rows, the page table {table.pages.shape} has {table.pages.shape[0]}"
+        )
+    if kv_pages.ndim != 3:
+        raise ValueError(f"kv_pages must be [N, page_size, D], got {kv_pages.shape}")
+    width = kv_pages.shape[2]
+    if q.shape[3] != width:
+        raise ValueError(f"q {q.shape} is {q.shape[3]} wide, the cache {kv_pages.shape} is {width} wide")
+    if not isinstance(v_dim, int | np.integer) or not 1 <= v_dim <= width:
+        raise ValueError(f"v_dim must be an integer in 1..{width}, the width of the cache {kv_pages.shape}; got {v_dim}")
+    _check_page_axis(kv_pages, table)
+    if q.dtype != kv_pages.dtype or q.dtype not in DTYPES:
+        raise TypeError(
+            f"q and the cache must have one dtype of bfloat16, float16 or float32; got q {q.dtype}, cache {kv_pages.dtype}"
+        )
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int | np.integer) or window < 1):
+        raise ValueError(f"window must be an integer >= 1 (tokens, the current one included) or None, got {window}")
+    if isinstance(scale, jax.core.Tracer):
+        raise ValueError("scale must be a number known before tracing, got a traced value")
+    if not math.isfinite(scale) or scale <= 0:
+        raise ValueError(f"scale must be finite and > 0, got {scale}")
+
+
+def check_cache(kv_pages: jax.Array, table: PageTable) -> None:
+    """Refuses a cache array that does not go with the table."""
+    if not isinstance(table, PageTable):
+        raise TypeError(f"table must be a PageTable, got {type(table).__name__}")
+    if kv_pages.ndim != 3:
+        raise ValueError(f"kv_pages must be [N, page_size, D], got {kv_pages.shape}")
+    _check_page_axis(kv_pages, table)
+
+
+def _check_page_axis(kv_pages: jax.Array, table: PageTable) -> None:
+    if kv_pages.shape[1] != table.page_size:
+        raise ValueError(
+            f"the cache {kv_pages.shape} has pages of {kv_pages.shape[1]} tokens, the page table of {table.page_size}"
+        )
+
+
+def check_counts(counts: Int[Array, " B"] | None, rows: int, steps: int) -> jax.Array:
+    """The tokens of each row as int32[B], `steps` where none were given.
+
+    Values given as NumPy arrays or lists are checked. Those of JAX arrays are not, because reading them would wait for
+    the device; they act as the nearest of 0 and `steps`.
+    """
+    if counts is None:
+        return jnp.full(rows, steps, jnp.int32)
+    shape, dtype = np.shape(counts), counts.dtype if isinstance(counts, jax.Array) else np.asarray(counts).dtype
+    if not jnp.issubdtype(dtype, jnp.integer):
+        raise TypeError(f"counts must have an integer dtype, got {dtype}")
+    if shape != (rows,):
+        raise ValueError(f"counts must be [B={rows}], got {shape}")
+    if not isinstance(counts, jax.Array) and rows and not (np.min(counts) >= 0 and np.max(counts) <= steps):
+        raise ValueError(f"counts must lie in 0..S={steps}, got {np.asarray(counts).tolist()}")
+    return jnp.clip(jnp.asarray(counts), 0, steps).astype(jnp.int32)

@@ -1,0 +1,148 @@
+"""The decode in plain XLA operations: any device, any shape.
+
+For each row only the pages its window can touch are gathered, in blocks of bounded size, so neither time nor memory
+depends on the context length, the table's width or the pool's size. `window=None` visits the blocks that the row's
+length reaches.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from dots_jax.decode.positions import max_window_pages
+
+# One block holds any window up to 4 k tokens; longer ones are visited block by block with a running softmax.
+BLOCK_PAGES = 66
+
+
+class _Softmax(NamedTuple):
+    """A softmax in progress over the keys seen so far, for the float32 rows [S, H]."""
+
+    top: Float[Array, "S H"]
+    total: Float[Array, "S H"]
+    out: Float[Array, "S H v_dim"]
+
+
+def decode(
+    q: Float[Array, "B S H D"],
+    kv_pages: Float[Array, "N page_size D"],
+    pages: Int[Array, "B P"],
+    lengths: Int[Array, " B"],
+    counts: Int[Array, " B"],
+    *,
+    window: int | None,
+    scale: float,
+    v_dim: int,
+) -> tuple[Float[Array, "B S H v_dim"], Float[Array, "B S H"]]:
+    """`swa_latent_decode` on checked arguments; returns `(out, lse)`."""
+    if not kv_pages.shape[0] or not pages.shape[1]:
+        return jnp.zeros((*q.shape[:3], v_dim), q.dtype), jnp.full(q.shape[:3], -jnp.inf, jnp.float32)
+    row = partial(_decode_row, kv_pages=kv_pages, window=window, scale=scale, v_dim=v_dim)
+    # A CPU is kept busy by one row's matrix products, and one row's window stays in its cache; wider devices need the
+    # whole batch at once.
+    return jax.lax.platform_dependent(
+        q,
+        pages,
+        lengths,
+        counts,
+        cpu=lambda *rows: jax.lax.map(lambda operands: row(*operands), rows),
+        default=lambda *rows: jax.vmap(row)(*rows),
+    )
+
+
+def _decode_row(
+    q: Float[Array, "S H D"],
+    pages: Int[Array, " P"],
+    length: Int[Array, ""],
+    count: Int[Array, ""],
+    *,
+    kv_pages: Float[Array, "N page_size D"],
+    window: int | None,
+    scale: float,
+    v_dim: int,
+) -> tuple[Float[Array, "S H v_dim"], Float[Array, "S H"]]:
+    page_size = kv_pages.shape[1]
+    steps, heads, _ = q.shape
+    step = jnp.arange(steps)
+    position = jnp.where(step < count, length - count + step, -1)
+    # The oldest position that any query of this row sees.
+    start = jnp.zeros_like(length) if window is None else jnp.maximum(length - count - (window - 1), 0)
+    num_columns = max_window_pages(window, steps, pages.shape[0], page_size)
+    block = partial(_attend_block, q, kv_pages, pages, position, start, window=window, scale=scale, v_dim=v_dim)
+    empty = _Softmax(
+        jnp.full((steps, heads), -jnp.inf), jnp.zeros((steps, heads)), jnp.zeros((steps, heads, v_dim))
+    )
+    first = start // page_size
+    if num_columns <= BLOCK_PAGES:
+        state = block(empty, first, num_columns=num_columns)
+    else:
+        reached = jnp.minimum(-(-jnp.max(position + 1) // page_size), pages.shape[0]) - first
+        state = jax.lax.fori_loop(
+            0,
+            -(-jnp.maximum(reached, 0) // BLOCK_PAGES),
+            lambda i, state: block(state, first + i * BLOCK_PAGES, num_columns=BLOCK_PAGES),
+            empty,
+        )
+    seen = state.total > 0
+    total = jnp.where(seen, state.total, 1.0)
+    lse = jnp.where(seen, state.top + jnp.log(total), -jnp.inf)
+    return (state.out / total[..., None]).astype(q.dtype), lse
+
+
+def _attend_block(
+    q: Float[Array, "S H D"],
+    kv_pages: Float[Array, "N page_size D"],
+    pages: Int[Array, " P"],
+    position: Int[Array, " S"],
+    start: Int[Array, ""],
+    state: _Softmax,
+    first_column: Int[Array, ""],
+    *,
+    num_columns: int,
+    window: int | None,
+    scale: float,
+    v_dim: int,
+) -> _Softmax:
+    """Adds the keys of `num_columns` pages from `first_column` on to a softmax in progress."""
+    num_pages, page_size, width = kv_pages.shape
+    column = first_column + jnp.arange(num_columns)
+    page = pages[jnp.minimum(column, pages.shape[0] - 1)]
+    present = (column < pages.shape[0]) & (page >= 0) & (page < num_pages)
+    key = (column[:, None] * page_size + jnp.arange(page_size)).reshape(-1)
+    readable = jnp.repeat(present, page_size) & (key >= start) & (key <= jnp.max(position))
+    keys = kv_pages[jnp.where(present, page, 0)].reshape(-1, width)
+    # Masking the scores is not enough: a weight of 0 times a NaN is NaN again in the product with the values.
+    keys = jnp.where(readable[:, None], keys, 0)
+    visible = readable & (key <= position[:, None])
+    if window is not None:
+        visible &= key > position[:, None] - window
+    return _update(q, keys, visible, state, scale=scale, v_dim=v_dim)
+
+
+def _update(
+    q: Float[Array, "S H D"],
+    keys: Float[Array, "T D"],
+    visible: Bool[Array, "S T"],
+    state: _Softmax,
+    *,
+    scale: float,
+    v_dim: int,
+) -> _Softmax:
+    steps, heads, width = q.shape
+    product = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+    scores = product(q.reshape(steps * heads, width), keys.T).reshape(steps, heads, -1) * scale
+    scores = jnp.where(visible[:, None], scores, -jnp.inf)
+    top = jnp.maximum(state.top, jnp.max(scores, axis=-1))
+    # -inf - -inf is NaN: shift by 0 while nothing has been seen.
+    shift = jnp.where(top == -jnp.inf, 0.0, top)
+    weights = jnp.exp(scores - shift[..., None])
+    rescale = jnp.exp(state.top - shift)
+    values = product(weights.astype(keys.dtype).reshape(steps * heads, -1), keys[:, :v_dim])
+    return _Softmax(
+        top,
+        state.total * rescale + jnp.sum(weights, axis=-1),
+        state.out * rescale[..., None] + values.reshape(steps, heads, v_dim),
+    )

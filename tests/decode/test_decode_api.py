@@ -1,0 +1,103 @@
+"""The boundary: what is refused, in which order, before anything is compiled."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dots_jax.decode import swa_latent_decode
+from dots_jax.pages import PageTable
+
+
+def call(q=(2, 1, 2, 16), kv=(4, 64, 16), rows=2, page_size=64, dtype=jnp.float32, kv_dtype=None, table=..., **changes):
+    if table is ...:
+        table = PageTable(jnp.zeros((rows, 2), jnp.int32), jnp.ones(rows, jnp.int32), page_size=page_size)
+    options = {"window": 513, "scale": 0.25, "v_dim": 8} | changes
+    return swa_latent_decode(jnp.zeros(q, dtype), jnp.zeros(kv, kv_dtype or dtype), table, **options)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 32, 128])
+def test_page_size_error_names_the_value_and_compiles_nothing(page_size):
+    def refuse(*_, **__):
+        raise AssertionError("traced")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dots_jax.decode.implementations.choose", refuse)
+        with pytest.raises(RuntimeError) as caught:
+            call(page_size=page_size)
+    assert str(caught.value) == f"Dots SWA latent decode requires page_size=64, got {page_size}."
+
+
+def test_missing_table():
+    with pytest.raises(RuntimeError) as caught:
+        call(table=None)
+    assert str(caught.value) == "Dots SWA latent decode requires an SWA page table."
+
+
+REFUSED = {
+    "q rank": ({"q": (2, 2, 16)}, ValueError, r"\(2, 2, 16\)"),
+    "no queries": ({"q": (2, 0, 2, 16)}, ValueError, r"\(2, 0, 2, 16\)"),
+    "rows": ({"rows": 3}, ValueError, "q .* has 2 rows.* has 3"),
+    "cache rank": ({"kv": (4, 64, 1, 16)}, ValueError, r"\(4, 64, 1, 16\)"),
+    "widths": ({"kv": (4, 64, 24)}, ValueError, "16 wide.* 24 wide"),
+    "v_dim 0": ({"v_dim": 0}, ValueError, "1..16.*got 0"),
+    "v_dim past the row": ({"v_dim": 17}, ValueError, "1..16.*got 17"),
+    "v_dim fraction": ({"v_dim": 8.0}, ValueError, "got 8.0"),
+    "page axis": ({"kv": (4, 32, 16)}, ValueError, "pages of 32 tokens.*of 64"),
+    "dtypes differ": ({"kv_dtype": jnp.bfloat16}, TypeError, "q float32, cache bfloat16"),
+    "integers": ({"dtype": jnp.int32}, TypeError, "int32"),
+    "window 0": ({"window": 0}, ValueError, "window.*got 0"),
+    "window fraction": ({"window": 2.5}, ValueError, "window.*got 2.5"),
+    "scale 0": ({"scale": 0.0}, ValueError, "scale.*got 0.0"),
+    "scale negative": ({"scale": -1.0}, ValueError, "scale.*got -1.0"),
+    "scale NaN": ({"scale": float("nan")}, ValueError, "scale.*got nan"),
+    "scale infinite": ({"scale": float("inf")}, ValueError, "scale.*got inf"),
+    "counts rows": ({"counts": np.zeros(3, np.int32)}, ValueError, r"counts.*B=2.*\(3,\)"),
+    "counts floats": ({"counts": np.zeros(2)}, TypeError, "counts.*float"),
+    "counts past S": ({"counts": np.array([0, 2])}, ValueError, r"0\.\.S=1.*\[0, 2\]"),
+    "counts negative": ({"counts": np.array([-1, 1])}, ValueError, r"0\.\.S=1.*\[-1, 1\]"),
+    "implementation": ({"implementation": "triton"}, ValueError, "xla, mosaic_gpu, interpret; got 'triton'"),
+    "table type": ({"table": np.zeros((2, 2))}, TypeError, "PageTable, got ndarray"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name):
+    arguments, kind, pattern = REFUSED[name]
+    with pytest.raises(kind, match=pattern):
+        call(**arguments)
+    with pytest.raises(kind, match=pattern):
+        jax.jit(lambda: call(**arguments))()
+
+
+# Each argument set breaks the rule of its line and of every later line, so the first rule has to win.
+ORDER = [
+    ({"page_size": 16}, RuntimeError, "page_size"),
+    ({"rows": 3}, ValueError, "rows"),
+    ({"v_dim": 99}, ValueError, "v_dim"),
+    ({"kv": (4, 32, 16)}, ValueError, "tokens"),
+    ({"kv_dtype": jnp.bfloat16}, TypeError, "dtype"),
+    ({"window": 0}, ValueError, "window"),
+    ({"scale": -1.0}, ValueError, "scale"),
+]
+
+
+@pytest.mark.parametrize("first", range(len(ORDER)))
+def test_order_of_the_checks(first):
+    arguments = {}
+    for changes, _, _ in ORDER[first:]:
+        arguments |= changes
+    _, kind, pattern = ORDER[first]
+    with pytest.raises(kind, match=pattern):
+        call(**arguments)
+
+
+def test_counts_of_jax_arrays_act_as_the_nearest_bound():
+    kv = jnp.ones((4, 64, 16))
+    table = PageTable(jnp.zeros((2, 1), jnp.int32), jnp.array([5, 5]))
+    for wild, tame in (([-7, 9], [0, 2]),):
+        run = [
+            swa_latent_decode(jnp.ones((2, 2, 1, 16)), kv, table, window=4, scale=1.0, v_dim=8, counts=jnp.array(counts))
+            for counts in (wild, tame)
+        ]
+        np.testing.assert_array_equal(*run)
