@@ -47,9 +47,7 @@ def write_latent(
 def _write(kv_pages: jax.Array, table: PageTable, latent: jax.Array, counts: jax.Array) -> jax.Array:
     num_pages, page_size, _ = kv_pages.shape
     step = jnp.arange(latent.shape[1])
-    page, offset, present = locate(
-        table.pages, (table.lengths - counts)[:, None] + step, page_size, num_pages
-    )
+    page, offset, present = locate(table.pages, (table.lengths - counts)[:, None] + step, page_size, num_pages)
     # An index past the end is the one that a scatter drops; -1 would wrap.
     page = jnp.where(present & (step < counts[:, None]), page, num_pages)
     return kv_pages.at[page, offset].set(latent, mode="drop")

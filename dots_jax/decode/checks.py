@@ -33,7 +33,9 @@ def check_decode(q: jax.Array, kv_pages: jax.Array, table: PageTable | None, win
     if q.shape[3] != width:
         raise ValueError(f"q {q.shape} is {q.shape[3]} wide, the cache {kv_pages.shape} is {width} wide")
     if not isinstance(v_dim, int | np.integer) or not 1 <= v_dim <= width:
-        raise ValueError(f"v_dim must be an integer in 1..{width}, the width of the cache {kv_pages.shape}; got {v_dim}")
+        raise ValueError(
+            f"v_dim must be an integer in 1..{width}, the width of the cache {kv_pages.shape}; got {v_dim}"
+        )
     _check_page_axis(kv_pages, table)
     if q.dtype != kv_pages.dtype or q.dtype not in DTYPES:
         raise TypeError(

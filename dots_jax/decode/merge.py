@@ -34,4 +34,6 @@ def merge_attention(
     # A part of weight 0 may hold anything, NaN included, so it is left out instead of multiplied.
     parts = jnp.where(lses[..., None] == -jnp.inf, 0.0, outs.astype(jnp.float32))
     merged = jnp.sum(weights[..., None] * parts, axis=0) / jnp.where(total == 0.0, 1.0, total)[..., None]
-    return merged.astype(outs.dtype), jnp.where(total == 0.0, -jnp.inf, top + jnp.log(jnp.where(total == 0.0, 1.0, total)))
+    return merged.astype(outs.dtype), jnp.where(
+        total == 0.0, -jnp.inf, top + jnp.log(jnp.where(total == 0.0, 1.0, total))
+    )

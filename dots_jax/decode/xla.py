@@ -72,9 +72,7 @@ def _decode_row(
     start = jnp.zeros_like(length) if window is None else jnp.maximum(length - count - (window - 1), 0)
     num_columns = max_window_pages(window, steps, pages.shape[0], page_size)
     block = partial(_attend_block, q, kv_pages, pages, position, start, window=window, scale=scale, v_dim=v_dim)
-    empty = _Softmax(
-        jnp.full((steps, heads), -jnp.inf), jnp.zeros((steps, heads)), jnp.zeros((steps, heads, v_dim))
-    )
+    empty = _Softmax(jnp.full((steps, heads), -jnp.inf), jnp.zeros((steps, heads)), jnp.zeros((steps, heads, v_dim)))
     first = start // page_size
     if num_columns <= BLOCK_PAGES:
         state = block(empty, first, num_columns=num_columns)

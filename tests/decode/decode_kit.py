@@ -46,7 +46,17 @@ class Problem:
 
 
 def make_problem(
-    lengths, *, steps=1, heads=2, width=48, v_dim=32, dtype=jnp.bfloat16, table_width=None, num_pages=None, seed=0, **rest
+    lengths,
+    *,
+    steps=1,
+    heads=2,
+    width=48,
+    v_dim=32,
+    dtype=jnp.bfloat16,
+    table_width=None,
+    num_pages=None,
+    seed=0,
+    **rest,
 ) -> Problem:
     """Random queries and cache (scale 0.1) over a random page order, every page of each row present."""
     rng = np.random.default_rng(seed)

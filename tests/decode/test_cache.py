@@ -123,7 +123,8 @@ def test_offsets_past_two_to_the_31():
 
 
 @pytest.mark.parametrize(
-    ("window", "steps", "pages"), [(513, 1, 9), (513, 2, 10), (513, 4, 10), (1, 1, 1), (2, 1, 2), (65, 1, 2), (66, 1, 3)]
+    ("window", "steps", "pages"),
+    [(513, 1, 9), (513, 2, 10), (513, 4, 10), (1, 1, 1), (2, 1, 2), (65, 1, 2), (66, 1, 3)],
 )
 def test_most_pages_of_a_window(window, steps, pages):
     assert max_window_pages(window, steps, 100, 64) == pages

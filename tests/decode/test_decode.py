@@ -216,11 +216,15 @@ def test_the_comparison_notices_a_planted_mistake(mistake, dtype):
     data=st.data(),
 )
 def test_any_table_agrees_with_the_definition(lengths, steps, window, seed, data):
-    problem = make_problem(lengths, steps=steps, window=window, seed=seed, table_width=5, num_pages=8, dtype=jnp.float32)
+    problem = make_problem(
+        lengths, steps=steps, window=window, seed=seed, table_width=5, num_pages=8, dtype=jnp.float32
+    )
     entry = st.one_of(st.integers(-3, 9), st.sampled_from([-(2**31), 2**31 - 1]))
     row = st.lists(entry, min_size=5, max_size=5)
     pages = np.array(data.draw(st.lists(row, min_size=len(lengths), max_size=len(lengths))), np.int32)
-    counts = np.array(data.draw(st.lists(st.integers(0, steps), min_size=len(lengths), max_size=len(lengths))), np.int32)
+    counts = np.array(
+        data.draw(st.lists(st.integers(0, steps), min_size=len(lengths), max_size=len(lengths))), np.int32
+    )
     problem = problem.but(pages=pages, counts=counts)
     assert_close(poison(problem).decode(), problem.reference())
 

@@ -97,7 +97,9 @@ def test_counts_of_jax_arrays_act_as_the_nearest_bound():
     table = PageTable(jnp.zeros((2, 1), jnp.int32), jnp.array([5, 5]))
     for wild, tame in (([-7, 9], [0, 2]),):
         run = [
-            swa_latent_decode(jnp.ones((2, 2, 1, 16)), kv, table, window=4, scale=1.0, v_dim=8, counts=jnp.array(counts))
+            swa_latent_decode(
+                jnp.ones((2, 2, 1, 16)), kv, table, window=4, scale=1.0, v_dim=8, counts=jnp.array(counts)
+            )
             for counts in (wild, tame)
         ]
         np.testing.assert_array_equal(*run)
