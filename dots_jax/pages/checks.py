@@ -13,8 +13,24 @@ INT32_MAX = 2**31 - 1
 
 
 def is_concrete(*values: Any) -> bool:
-    """Whether every value can be read on the host: not a tracer, not a mere description of an array."""
-    return all(isinstance(value, (jax.Array, np.ndarray)) and not isinstance(value, Tracer) for value in values)
+    """Whether every value is an array that can be read on the host: no tracer, no description, nothing donated."""
+    return all(_readable(value) for value in values)
+
+
+def _readable(value: Any) -> bool:
+    if isinstance(value, jax.Array):
+        return not isinstance(value, Tracer) and not value.is_deleted()
+    return isinstance(value, np.ndarray)
+
+
+def on_host(value: Any, rows: int) -> np.ndarray | None:
+    """Returns a caller's per-row argument as numpy, a single number repeated, or None if it is traced.
+
+    Ask before the argument becomes a jax array: inside a trace that conversion hides a constant's value.
+    """
+    if isinstance(value, Tracer) or not (is_concrete(value) or np.ndim(value) <= 1):
+        return None
+    return np.broadcast_to(np.asarray(value), (rows,))
 
 
 def as_int32(name: str, value: Any) -> Any:
@@ -59,12 +75,12 @@ def per_row(name: str, value: Any, rows: int) -> Int[Array, " B"]:
     return value
 
 
-def refuse_rows(what: str, bad: Any, **values: Any) -> None:
+def refuse_rows(what: str, bad: np.ndarray, **values: np.ndarray) -> None:
     """Raises `ValueError` that names the first row in which `bad` is true, with that row's values."""
-    where = np.flatnonzero(np.asarray(bad))
-    if where.size:
-        row = int(where[0])
-        shown = ", ".join(f"{name} {int(np.asarray(value)[row])}" for name, value in values.items())
+    rows = np.flatnonzero(bad)
+    if rows.size:
+        row = int(rows[0])
+        shown = ", ".join(f"{name} {int(value[row])}" for name, value in values.items())
         raise ValueError(f"row {row}: {what} ({shown})")
 
 

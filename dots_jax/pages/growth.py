@@ -4,10 +4,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Int, Shaped
 
-from dots_jax.pages.checks import INT32_MAX, as_int32, is_concrete, per_row, refuse_rows
+from dots_jax.pages.checks import INT32_MAX, as_int32, on_host, per_row, refuse_rows
 from dots_jax.pages.pool import PagePool, holder_counts
 from dots_jax.pages.table import PageTable, pages_for
 
@@ -56,10 +55,10 @@ def extend(pool: PagePool, table: PageTable, new_tokens: Any) -> Extension:
       TypeError: if `new_tokens` is not of an integer dtype.
       ValueError: if its shape is not [B], or it is negative (a traced negative number is not granted).
     """
-    new_tokens = per_row("new_tokens", new_tokens, table.num_rows)
-    if is_concrete(new_tokens):
-        refuse_rows("new_tokens must not be negative", np.asarray(new_tokens) < 0, new_tokens=new_tokens)
-    return _extend(pool, table, new_tokens)
+    counts = per_row("new_tokens", new_tokens, table.num_rows)
+    if (known := on_host(new_tokens, table.num_rows)) is not None:
+        refuse_rows("new_tokens must not be negative", known < 0, new_tokens=known)
+    return _extend(pool, table, counts)
 
 
 @jax.jit

@@ -1,6 +1,5 @@
 """The page pool: which pages are free, and how many table entries hold each of the others."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
@@ -63,7 +62,7 @@ class PagePool:
 
     def __repr__(self) -> str:
         leaves = (self.free_pages, self.num_free, self.holders)
-        if not is_concrete(*leaves) or any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
+        if not is_concrete(*leaves):
             return f"PagePool({getattr(self.holders, 'shape', '?')})"
         shared = int(np.sum(np.asarray(self.holders) > 1))
         return f"PagePool({int(self.num_free)} of {self.num_pages} pages free, {shared} shared)"

@@ -4,7 +4,6 @@ import dataclasses
 import operator
 from typing import Any, Self
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
@@ -109,7 +108,7 @@ def check_page_size(page_size: Any) -> int:
 def host_values(table: PageTable) -> tuple[np.ndarray, np.ndarray] | None:
     """Returns pages and lengths as numpy arrays, or None for tracers, placeholders and donated arrays."""
     leaves = (table.pages, table.lengths)
-    if not is_concrete(*leaves) or any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
+    if not is_concrete(*leaves):
         return None
     return np.asarray(table.pages), np.asarray(table.lengths)
 
