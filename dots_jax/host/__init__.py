@@ -1,7 +1,14 @@
-"""Key/value buffers in host memory."""
+"""Key/value buffers in host memory.
 
+`allocate_host_kv` builds one from a `KVSpec` or a `LatentSpec`; see `docs/host-buffers.md` for layouts, sizes and which
+transfer goes with which layout.
+"""
+
+from dots_jax.host.allocate import allocate_host_kv
 from dots_jax.host.allocator import SlotAllocator
 from dots_jax.host.allocator_group import AllocatorGroup
+from dots_jax.host.budget import HostMemoryError, available_host_memory, host_memory_budget
+from dots_jax.host.buffers import AsymmetricHostKV, LatentHostKV, SymmetricHostKV
 from dots_jax.host.capacity import (
     PoolDemand,
     pages_for_tokens,
@@ -10,12 +17,33 @@ from dots_jax.host.capacity import (
     rank_share,
     share_budget,
 )
+from dots_jax.host.device import DeviceKV, LayerKV
+from dots_jax.host.layouts import IoBackend, Layout
 from dots_jax.host.page_keys import page_keys
+from dots_jax.host.pages import PageBuffer
+from dots_jax.host.slots import SlotTypeError
+from dots_jax.host.specs import KVSpec, LatentSpec, Spec
 
 __all__ = [
     "AllocatorGroup",
+    "AsymmetricHostKV",
+    "DeviceKV",
+    "HostMemoryError",
+    "IoBackend",
+    "KVSpec",
+    "LatentHostKV",
+    "LatentSpec",
+    "LayerKV",
+    "Layout",
+    "PageBuffer",
     "PoolDemand",
     "SlotAllocator",
+    "SlotTypeError",
+    "Spec",
+    "SymmetricHostKV",
+    "allocate_host_kv",
+    "available_host_memory",
+    "host_memory_budget",
     "page_keys",
     "pages_for_tokens",
     "pages_from_bytes",

@@ -1,0 +1,105 @@
+"""How much host memory a process may take, and the refusal when a buffer needs more."""
+
+import os
+from pathlib import Path
+
+import psutil
+
+from dots_jax.host.placement import Device
+
+GIB = 1 << 30
+MAX_RESERVE = 10 * GIB
+
+# What XLA lets one CUDA client pin when the variable is not set.
+_PINNED_POOL_VARIABLE = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
+_PINNED_POOL_DEFAULT_GIB = 64
+
+
+class HostMemoryError(ValueError):
+    """A buffer needs more bytes than there are.
+
+    Attributes:
+      requested: bytes the buffer needs.
+      available: bytes it may take.
+    """
+
+    def __init__(self, requested: int, available: int, limit: str = ""):
+        self.requested = requested
+        self.available = available
+        super().__init__(
+            f"Not enough host memory available: requested {requested} bytes ({requested / 1e9:.2f} GB), "
+            f"available {available} bytes ({available / 1e9:.2f} GB){limit}."
+        )
+
+
+def _cgroup_available() -> int | None:
+    """Bytes this process's control group may still take (version 2), None where it sets no limit."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        if limit == "max":
+            return None
+        used = int((group / "memory.current").read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    # Clean file pages count as used but go away under pressure.
+    return max(int(limit) - used + int(stat.get("inactive_file", 0)), 0)
+
+
+def available_host_memory() -> int:
+    """Bytes the operating system, or a tighter control group, can still hand out."""
+    available = psutil.virtual_memory().available
+    limit = _cgroup_available()
+    return available if limit is None else min(available, limit)
+
+
+def default_reserve() -> int:
+    """Bytes left to everything else: 10 GiB, or an eighth of the memory where that is less."""
+    return min(MAX_RESERVE, psutil.virtual_memory().total // 8)
+
+
+def host_memory_budget(*, available: int | None = None, reserve: int | None = None, ranks_on_host: int = 1) -> int:
+    """Bytes one rank may take for host buffers.
+
+    Args:
+      available: bytes free on the host; asked from the operating system where not given.
+      reserve: bytes to leave to everything else; `default_reserve()` where not given.
+      ranks_on_host: processes that share the host, each of which gets an equal part.
+
+    Returns:
+      `(available - reserve) // ranks_on_host`, at least 0.
+
+    Raises:
+      ValueError: `ranks_on_host` is below 1.
+    """
+    if ranks_on_host < 1:
+        raise ValueError(f"ranks_on_host: expected at least 1, got {ranks_on_host}.")
+    available = available_host_memory() if available is None else available
+    reserve = default_reserve() if reserve is None else reserve
+    return max(available - reserve, 0) // ranks_on_host
+
+
+def pinned_pool_cap(platform: str) -> int | None:
+    """Bytes that XLA lets one client pin on this platform; None where it has no cap of its own."""
+    if platform not in ("gpu", "cuda", "rocm"):
+        return None
+    return int(os.environ.get(_PINNED_POOL_VARIABLE) or _PINNED_POOL_DEFAULT_GIB) * GIB
+
+
+def check_budget(
+    requested: int, *, memory_budget: int | None, memory_kind: str, device: Device, ranks_on_host: int = 1
+) -> None:
+    """Refuses a buffer that is too big, before it is allocated.
+
+    Raises:
+      HostMemoryError: with requested and available bytes; it names the pinned pool's own cap where that is the tighter.
+    """
+    budget = host_memory_budget(ranks_on_host=ranks_on_host) if memory_budget is None else memory_budget
+    cap = pinned_pool_cap(device.platform) if memory_kind == "pinned_host" else None
+    if cap is not None and cap < budget and requested > cap:
+        raise HostMemoryError(
+            requested, cap, f": the cap of XLA's pinned host memory pool, set by {_PINNED_POOL_VARIABLE}"
+        )
+    if requested > budget:
+        raise HostMemoryError(requested, budget)

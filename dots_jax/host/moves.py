@@ -1,0 +1,69 @@
+"""Turning slots into moves: equal runs of tokens, each inside one host page.
+
+A run is a whole page where the slots allow it and one token otherwise. The number of moves is a value, not a shape:
+eager calls pad their vectors to a power of two, so that few sizes are ever compiled, and traced slots that may not move
+are sorted behind the ones that may.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Int, Int32
+
+from dots_jax.host.slots import SlotPair
+
+
+class Moves(NamedTuple):
+    """Runs to copy.
+
+    Attributes:
+      host: int32[n] first host slot of each run.
+      device: int32[n] first device slot of each run.
+      total: int32 scalar: how many of the n are to be made.
+    """
+
+    host: Any
+    device: Any
+    total: Any
+
+
+def plan(pair: SlotPair, *, num_host: int, num_device: int, page_size: int, need_pages: bool) -> tuple[Moves, int]:
+    """The moves of a transfer, and the tokens of each.
+
+    Args:
+      pair: slots that `check_pair` has seen.
+      num_host: slots of the host buffer.
+      num_device: slots of the device arrays.
+      page_size: tokens of one page.
+      need_pages: whether only whole pages may move.
+    """
+    if not pair.checked:
+        run = page_size if need_pages else 1
+        return _plan_traced(pair, num_host, num_device, run), run
+    run = page_size if pair.by_page else 1
+    host, device = (np.asarray(slots)[::run] for slots in (pair.host, pair.device))
+    padding = (1 << max(host.size - 1, 0).bit_length()) - host.size
+    return Moves(np.pad(host, (0, padding)), np.pad(device, (0, padding)), np.int32(host.size)), run
+
+
+def _in_range(slots: Int[Array, " n"], size: int) -> tuple[Int32[Array, " n"], Bool[Array, " n"]]:
+    """Slots that are safe to use, and which of them were given so."""
+    slots = jnp.asarray(slots)
+    if slots.dtype.itemsize < 4:
+        slots = slots.astype(jnp.int32)
+    ok = (slots >= 0) & (slots < size)
+    return jnp.where(ok, slots, 0).astype(jnp.int32), ok
+
+
+def _plan_traced(pair: SlotPair, num_host: int, num_device: int, run: int) -> Moves:
+    host, host_ok = _in_range(pair.host, num_host)
+    device, device_ok = _in_range(pair.device, num_device)
+    groups = [slots.reshape(-1, run) for slots in (host, device)]
+    ok = (host_ok & device_ok).reshape(-1, run).all(axis=1)
+    for group in groups:
+        ok &= (group == group[:, :1] + jnp.arange(run, dtype=jnp.int32)).all(axis=1)
+    ok &= groups[0][:, 0] % run == 0
+    order = jnp.argsort(~ok, stable=True)
+    return Moves(groups[0][order, 0], groups[1][order, 0], ok.sum(dtype=jnp.int32))
