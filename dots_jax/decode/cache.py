@@ -22,7 +22,8 @@ def write_latent(
       kv_pages: the cache of one layer.
       table: page table whose lengths already include the tokens written here (as `extend` returns it).
       latent: the rows; converted to the cache's dtype.
-      counts: tokens written per row, the first `counts[b]` of S; default S. Values outside 0..S act as the nearest bound.
+      counts: tokens written per row, the first `counts[b]` of S; default S. Values outside 0..S act as the nearest
+        bound.
 
     Returns:
       The new cache. A token whose page is absent is dropped; every other byte is as it was.
@@ -65,8 +66,8 @@ def gather_latent(
       num_tokens: how many positions to read from there; static.
 
     Returns:
-      `(rows, valid)`. A row is valid when its position lies in `0 .. lengths[b] - 1` and its page is present; the others
-      are 0, whatever the cache holds.
+      `(rows, valid)`. A row is valid when its position lies in `0 .. lengths[b] - 1` and its page is present; the
+      others are 0, whatever the cache holds.
 
     Raises:
       TypeError: if `table` is not a `PageTable`, or `starts` not of an integer dtype.

@@ -39,7 +39,8 @@ def check_decode(q: jax.Array, kv_pages: jax.Array, table: PageTable | None, win
     _check_page_axis(kv_pages, table)
     if q.dtype != kv_pages.dtype or q.dtype not in DTYPES:
         raise TypeError(
-            f"q and the cache must have one dtype of bfloat16, float16 or float32; got q {q.dtype}, cache {kv_pages.dtype}"
+            "q and the cache must have one dtype of bfloat16, float16 or float32; "
+            f"got q {q.dtype}, cache {kv_pages.dtype}"
         )
     if window is not None and (isinstance(window, bool) or not isinstance(window, int | np.integer) or window < 1):
         raise ValueError(f"window must be an integer >= 1 (tokens, the current one included) or None, got {window}")

@@ -5,8 +5,8 @@ from jaxtyping import Array, Float
 
 
 def merge_attention(
-    outs: Float[Array, "parts *rows v_dim"], lses: Float[Array, "parts *rows"]
-) -> tuple[Float[Array, "*rows v_dim"], Float[Array, "*rows"]]:
+    outs: Float[Array, "parts ... v_dim"], lses: Float[Array, "parts ..."]
+) -> tuple[Float[Array, "... v_dim"], Float[Array, "..."]]:
     """Combines attention computed separately over disjoint sets of keys.
 
     Args:
@@ -21,7 +21,8 @@ def merge_attention(
     Raises:
       ValueError: if the shapes do not belong together.
 
-    Formula: with m = max_i lse_i and w_i = exp(lse_i - m), out = sum_i w_i out_i / sum_i w_i and lse = m + log sum_i w_i.
+    Formula: with m = max_i lse_i and w_i = exp(lse_i - m),
+    out = sum_i w_i out_i / sum_i w_i and lse = m + log sum_i w_i.
     """
     outs, lses = jnp.asarray(outs), jnp.asarray(lses)
     if outs.ndim < 2 or outs.shape[:-1] != lses.shape or outs.shape[0] < 1:

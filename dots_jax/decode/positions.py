@@ -1,4 +1,4 @@
-"""Which cache slots a step may touch: from positions to pages, without ever wrapping or clamping into a stranger's page."""
+"""From logical positions to cache slots, without ever wrapping or clamping into a stranger's page."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int

@@ -1,8 +1,10 @@
 """Decode problems for tests: adversarial inputs and the comparison with the definition."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -32,8 +34,17 @@ class Problem:
         return {"window": self.window, "scale": self.scale, "v_dim": self.v_dim, "counts": self.counts}
 
     def decode(self, **options) -> tuple[np.ndarray, np.ndarray]:
-        q, kv_pages = jnp.asarray(self.q), jnp.asarray(self.kv_pages)
-        out, lse = swa_latent_decode(q, kv_pages, self.table, return_lse=True, **self.static, **options)
+        counts = None if self.counts is None else jnp.asarray(self.counts)
+        out, lse = _jitted_decode(
+            jnp.asarray(self.q),
+            jnp.asarray(self.kv_pages),
+            self.table,
+            counts,
+            window=self.window,
+            scale=self.scale,
+            v_dim=self.v_dim,
+            **options,
+        )
         assert out.dtype == self.q.dtype
         assert lse.dtype == jnp.float32
         return np.asarray(out.astype(jnp.float32)), np.asarray(lse)
@@ -43,6 +54,12 @@ class Problem:
 
     def but(self, **changes) -> "Problem":
         return replace(self, **changes)
+
+
+@partial(jax.jit, static_argnames=("window", "scale", "v_dim", "implementation"))
+def _jitted_decode(q, kv_pages, table, counts, **options):
+    """Shared by all tests, so that problems of one shape compile once."""
+    return swa_latent_decode(q, kv_pages, table, counts=counts, return_lse=True, **options)
 
 
 def make_problem(

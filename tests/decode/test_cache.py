@@ -11,6 +11,9 @@ from dots_jax.decode import gather_latent, write_latent
 from dots_jax.decode.positions import locate, max_window_pages
 from dots_jax.pages import PageTable
 
+jitted_write = jax.jit(write_latent)
+jitted_gather = jax.jit(gather_latent, static_argnums=3)
+
 
 def table_of(pages, lengths, page_size=64):
     return PageTable(jnp.asarray(pages, jnp.int32), jnp.asarray(lengths, jnp.int32), page_size=page_size)
@@ -28,7 +31,7 @@ def write_by_hand(kv_pages, pages, lengths, latent, counts):
 
 
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), steps=st.integers(1, 4), dtype=st.sampled_from([jnp.float32, jnp.bfloat16]))
+@given(data=st.data(), steps=st.sampled_from([1, 3]), dtype=st.sampled_from([jnp.float32, jnp.bfloat16]))
 def test_write_and_gather_agree_with_loops(data, steps, dtype):
     pages = np.array([[4, -1, 2], [0, 7, 1]], np.int32) if data.draw(st.booleans()) else np.full((2, 3), -9, np.int32)
     lengths = np.array(data.draw(st.tuples(st.integers(-1, 14), st.integers(-1, 14))), np.int32)
@@ -38,19 +41,20 @@ def test_write_and_gather_agree_with_loops(data, steps, dtype):
     kv_pages[3] = np.nan
     latent = rng.standard_normal((2, steps, 3)).astype(dtype)
     table = table_of(pages, lengths, page_size=4)
-    got = write_latent(jnp.asarray(kv_pages), table, jnp.asarray(latent), counts=counts)
+    got = jitted_write(jnp.asarray(kv_pages), table, jnp.asarray(latent), counts=jnp.asarray(counts))
     expected = write_by_hand(kv_pages, pages, lengths, latent, counts)
     np.testing.assert_array_equal(np.asarray(got).view(np.uint8), expected.view(np.uint8))
 
     starts = np.array(data.draw(st.tuples(st.integers(-5, 14), st.integers(-5, 14))), np.int32)
-    rows, valid = gather_latent(got, table, starts, 6)
+    rows, valid = jitted_gather(got, table, jnp.asarray(starts), 6)
+    rows = np.asarray(rows)
     for b in range(2):
         for i in range(6):
             position = starts[b] + i
             present = 0 <= position < min(lengths[b], 12) and 0 <= pages[b, position // 4] < 5
             assert valid[b, i] == present
             want = expected[pages[b, position // 4], position % 4] if present else np.zeros(3, dtype)
-            np.testing.assert_array_equal(np.asarray(rows[b, i]), want)
+            np.testing.assert_array_equal(rows[b, i], want)
 
 
 def test_the_old_cache_stays_readable_and_a_donated_one_is_deleted():
