@@ -1,22 +1,32 @@
 """The command line: `python -m dots_jax` or `dots-jax`.
 
 Each command is one module with `add_parser(subparsers)`, whose parser has `run=<function of the parsed arguments>`
-among its defaults; the function returns the exit code, or raises `ArgumentError` for a value that argparse could not judge.
+among its defaults; the function returns the exit code, or raises `ArgumentError` for a value that argparse
+could not judge.
 """
 
 import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from dots_jax.cli.errors import ArgumentError
 
-COMMANDS = ("decode", "bench", "info", "kernel_report")
+COMMANDS = ("decode", "info", "kernel_report")
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A parser whose errors are one line, without the usage that would push it off the screen."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the message and exits with code 2."""
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser with every command."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="dots-jax", description="Sliding-window latent decode of the Dots hybrid models, in JAX."
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
