@@ -5,7 +5,7 @@ so only the constructor a person calls may validate; rebuilding has to bypass it
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -39,7 +39,7 @@ def frozen_pytree(*, static: tuple[str, ...] = ()) -> Callable[[type[_T]], type[
         def flatten(value: Any):
             return tuple(getattr(value, name) for name in data), tuple(getattr(value, name) for name in static)
 
-        def unflatten(metadata: tuple, leaves: tuple) -> _T:
+        def unflatten(metadata: tuple[Any, ...], leaves: Iterable[Any]) -> _T:
             value = object.__new__(cls)
             for name, leaf in zip(data, leaves, strict=True):
                 object.__setattr__(value, name, leaf)

@@ -1,11 +1,13 @@
 """The boundary: what is refused, in which order, before anything is compiled."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dots_jax.decode import swa_latent_decode
+from dots_jax.decode import implementations, mosaic_gpu, swa_latent_decode, xla
 from dots_jax.pages import PageTable
 
 
@@ -103,3 +105,54 @@ def test_counts_of_jax_arrays_act_as_the_nearest_bound():
             for counts in (wild, tame)
         ]
         np.testing.assert_array_equal(*run)
+
+
+def test_forcing_the_kernel_on_a_cpu_names_the_device():
+    with pytest.raises(NotImplementedError, match=r"'mosaic_gpu' cannot run: it needs a Hopper GPU.*cpu.*'xla'"):
+        call(implementation="mosaic_gpu", dtype=jnp.bfloat16)
+    with pytest.raises(NotImplementedError, match="'mosaic_gpu' cannot run"):
+        jax.jit(lambda: call(implementation="mosaic_gpu", dtype=jnp.bfloat16))()
+
+
+def test_shapes_that_the_kernel_cannot_take_are_named():
+    with pytest.raises(NotImplementedError, match="'interpret' cannot run: dtype float32 is not.*'xla'"):
+        call(implementation="interpret")
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "pattern"),
+    [
+        ("gpu", "9.0", None),
+        ("gpu", "8.0", "has 8.0"),
+        ("gpu", "10.0", "has 10.0"),
+        ("cpu", "", "Hopper"),
+        ("tpu", "", "Hopper"),
+    ],
+)
+def test_which_devices_take_the_kernel(platform, capability, pattern):
+    class Device:
+        device_kind = "some device"
+
+    device = Device()
+    device.platform, device.compute_capability = platform, capability
+    q, kv_pages = jnp.zeros((1, 1, 8, 1088), jnp.bfloat16), jnp.zeros((2, 64, 1088), jnp.bfloat16)
+    table = PageTable(jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32))
+    reason = mosaic_gpu.cannot_run(q, kv_pages, table, window=513, v_dim=1024, device=device)
+    assert reason is None if pattern is None else re.search(pattern, reason)
+
+
+def test_the_default_on_a_hopper_gpu_is_the_kernel_where_it_fits():
+    """With the device check passing, the trace holds the kernel for CUDA beside XLA for the CPU, and runs here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mosaic_gpu, "_wrong_device", lambda device: None)
+        patch.setattr(mosaic_gpu, "decode", lambda *arrays, **static: xla.decode(*arrays, **static))
+        chosen = implementations.choose(
+            None,
+            jnp.zeros((1, 1, 8, 1088), jnp.bfloat16),
+            jnp.zeros((2, 64, 1088), jnp.bfloat16),
+            PageTable(jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32)),
+            window=513,
+            v_dim=1024,
+        )
+        assert chosen is not xla.decode
+        assert call() is not None
