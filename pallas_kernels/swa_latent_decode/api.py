@@ -8,15 +8,15 @@ import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.swa_latent_decode import combine
+from pallas_kernels.swa_latent_decode import column_split, combine
 from pallas_kernels.swa_latent_decode.config import Config, default_config, unsupported_reason
 
 Interpret = bool | plgpu.InterpretGPUParams
 
-# Each body takes the arguments of `decode` with `config` filled in and `interpret` as the parameters or None, and returns
-# normalised partial outputs [splits, B, S, H, v_dim] (q's dtype for one split, float32 for more) and their natural-log
-# LSE float32 [splits, B, S, H]; a split in which a query sees no key gives 0 and -inf.
-_BODIES: dict[str, Callable[..., tuple[jax.Array, jax.Array]]] = {}
+# Each body takes the arguments of `decode` with `config` filled in and `interpret` as the parameters or None, and
+# returns normalised partial outputs [splits, B, S, H, v_dim] (q's dtype for one split, float32 for more) and their
+# natural-log LSE float32 [splits, B, S, H]; a split in which a query sees no key gives 0 and -inf.
+_BODIES: dict[str, Callable[..., tuple[jax.Array, jax.Array]]] = {"column_split": column_split.decode_splits}
 
 # Simulated threads: 2 blocks of 2 warpgroups, each holding a thread of the CPU client while it waits.
 _MIN_INTERPRET_THREADS = 16
@@ -37,9 +37,9 @@ def decode(
 ) -> tuple[Float[Array, "B S H V"], Float[Array, "B S H"]]:
     """Sliding-window attention of a few new tokens over paged latents, in one pass over the pages.
 
-    Row j of S sits at position `lengths[b] - counts[b] + j` for `j < counts[b]` and sees the `window` keys that end there;
-    the other rows give 0 and LSE -inf, as does a query with no visible key. A page is absent when its id is negative or
-    >= N, or when it lies past the table; only pages holding a visible key are read.
+    Row j of S sits at position `lengths[b] - counts[b] + j` for `j < counts[b]` and sees the `window` keys that end
+    there; the other rows give 0 and LSE -inf, as does a query with no visible key. A page is absent when its id is
+    negative or >= N, or when it lies past the table; only pages holding a visible key are read.
 
     Args:
       q: Queries, bfloat16 or float16, latent part first, then rope.
@@ -62,9 +62,15 @@ def decode(
     """
     batch, seq, heads, width = q.shape
     num_pages, page_size, _ = kv_pages.shape
-    shapes: dict[str, Any] = dict(
-        batch=batch, seq=seq, heads=heads, width=width, v_dim=v_dim, window=window, table_width=pages.shape[1]
-    )
+    shapes: dict[str, Any] = {
+        "batch": batch,
+        "seq": seq,
+        "heads": heads,
+        "width": width,
+        "v_dim": v_dim,
+        "window": window,
+        "table_width": pages.shape[1],
+    }
     reason = unsupported_reason(**shapes, page_size=page_size, num_pages=num_pages, dtype=q.dtype)
     if reason is not None:
         raise ValueError(f"the Pallas decode kernel cannot run: {reason}")
@@ -95,8 +101,9 @@ def interpret_params(interpret: Interpret) -> plgpu.InterpretGPUParams | None:
     threads = os.environ.get("NPROC", "")
     if not (threads.isdigit() and int(threads) >= _MIN_INTERPRET_THREADS):
         raise RuntimeError(
-            f"Simulating the kernel needs NPROC={_MIN_INTERPRET_THREADS} or more in the environment before jax is imported "
-            f"(found {threads!r}): each simulated warpgroup holds a thread of the CPU client, and too few of them deadlock."
+            f"Simulating the kernel needs NPROC={_MIN_INTERPRET_THREADS} or more in the environment before jax is "
+            f"imported (found {threads!r}): each simulated warpgroup holds a thread of the CPU client, and too few of "
+            "them deadlock."
         )
     return plgpu.InterpretGPUParams(detect_races=True) if interpret is True else interpret
 

@@ -10,8 +10,8 @@ def merge_splits(
 ) -> tuple[Float[Array, "B S H V"], Float[Array, "B S H"]]:
     """Combines normalised partial outputs over disjoint keys, weighting each by exp(LSE).
 
-    Plain XLA on purpose: it is one fused pass over the partials (elementwise and a sum over the leading axis), which are
-    small and still in L2 when it runs, and it only exists when the grid is too small to fill the card.
+    Plain XLA on purpose: it is one fused pass over the partials (elementwise and a sum over the leading axis), which
+    are small and still in L2 when it runs, and it only exists when the grid is too small to fill the card.
 
     Args:
       outs: Partial outputs; 0 where a split saw no key.

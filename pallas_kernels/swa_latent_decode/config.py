@@ -36,8 +36,8 @@ class Config:
     """One way of running the decode kernel.
 
     Attributes:
-      plan: `"column_split"`: a cluster of two blocks, each owning half of the latent columns, for tiles of 64 query rows.
-        `"swapped"`: tokens on the M side and at most 32 query rows on the N side, one block each.
+      plan: `"column_split"`: a cluster of two blocks, each owning half of the latent columns, for tiles of 64 query
+        rows. `"swapped"`: tokens on the M side and at most 32 query rows on the N side, one block each.
       splits: Into how many parts the visible pages of a row are cut (split-KV). More than one needs a combine.
       stages: Pages in flight per block.
       tile_rows: Query rows (seq * heads, packed) of one tile.
@@ -78,7 +78,7 @@ class Config:
             q = self.tile_rows * columns * itemsize
             pages = self.stages * PAGE_SIZE * columns * itemsize
             scores = self.tile_rows * PAGE_SIZE * 4  # the peer's partial scores; P lives in the same bytes later
-            statistics = 2 * self.tile_rows * 4
+            statistics = 1024  # two floats a row, aligned
             return q + pages + scores + statistics + _BARRIER_BYTES + _REDUCTION_BYTES
         q = self.tile_rows * width * itemsize
         pages = self.stages * PAGE_SIZE * width * itemsize

@@ -1,0 +1,63 @@
+"""Handing a tile of partial scores to the other block of the cluster and taking its tile in return.
+
+The GPU path writes straight into the peer's shared memory, which the interpreter cannot simulate; its twin goes through
+a scratch array in global memory. This file is all that differs between the two.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+HALF_AXIS = "column_half"
+"""Name of the cluster axis: which half of the latent columns a block owns."""
+
+_SCORES = plgpu.Layout.WGMMA
+
+
+@dataclasses.dataclass(frozen=True)
+class Mailbox:
+    """Where one block receives its peer's partial scores.
+
+    Attributes:
+      inbox: float32 [2, 64, 32] shared memory, one slot per warpgroup; the peer writes it.
+      arrived: One barrier per warpgroup, in this block: the slot holds the peer's tile.
+      global_inbox: float32 [2, 2, 64, 32] (receiving block, warpgroup, ...) global memory, of the simulation only.
+      met: One cluster barrier per warpgroup, of the simulation only.
+    """
+
+    inbox: Any
+    arrived: Any
+    global_inbox: Any = None
+    met: Any = None
+
+
+def swap_partials(mailbox: Mailbox, partial: jax.Array, warpgroup: jax.Array) -> jax.Array:
+    """Sends `partial` (float32 [64, 32]) to the same warpgroup of the peer block and returns what it sent.
+
+    The caller makes sure that the peer has finished with its inbox.
+    """
+    half = jax.lax.axis_index(HALF_AXIS)
+    if mailbox.global_inbox is not None:
+        mailbox.global_inbox.at[1 - half, warpgroup][...] = partial
+        plgpu.barrier_arrive(mailbox.met.at[warpgroup])
+        plgpu.barrier_wait(mailbox.met.at[warpgroup])
+        return mailbox.global_inbox[half, warpgroup]
+    slot = mailbox.inbox.at[warpgroup]
+    plgpu.async_store_smem(partial, slot, mailbox.arrived.at[warpgroup], cluster_idx=1 - half, cluster_dim=HALF_AXIS)
+    plgpu.barrier_wait(mailbox.arrived.at[warpgroup])
+    return plgpu.load(slot, layout=_SCORES)
+
+
+def simulation_scratch(grid: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    """The global-memory inboxes of every cluster of a simulated `grid`."""
+    return jax.ShapeDtypeStruct((*grid, 2, 2, 64, 32), "float32")
+
+
+def simulation_barrier() -> plgpu.ClusterBarrier:
+    """The barriers on which the simulated blocks meet."""
+    return plgpu.ClusterBarrier(collective_axes=(HALF_AXIS,), num_barriers=2)
+
+
+__all__ = ["HALF_AXIS", "Mailbox", "simulation_barrier", "simulation_scratch", "swap_partials"]

@@ -1,0 +1,93 @@
+"""Which keys a tile of query rows can see, and which pages hold them: scalar arithmetic inside a kernel."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.swa_latent_decode.config import PAGE_SIZE
+
+_PAGE_SHIFT = PAGE_SIZE.bit_length() - 1
+
+
+class Span(NamedTuple):
+    """What one tile reads in one split.
+
+    Attributes:
+      first_key: First position some query of the tile sees.
+      last_key: Last one; less than `first_key` when there is none.
+      first_column: First table column of this split.
+      end_column: One past its last; equal to `first_column` or less when the split is empty. Never past the table.
+    """
+
+    first_key: jax.Array
+    last_key: jax.Array
+    first_column: jax.Array
+    end_column: jax.Array
+
+
+def tile_span(
+    length: jax.Array,
+    count: jax.Array,
+    *,
+    first_row: jax.Array,
+    tile_rows: int,
+    heads: int,
+    window: int | None,
+    split: jax.Array,
+    splits: int,
+    table_width: int,
+) -> Span:
+    """The span of the tile that starts at packed row `first_row` (row = query token * heads + head)."""
+    first_token = lax.div(first_row, jnp.int32(heads))
+    last_token = jnp.minimum(lax.div(first_row + (tile_rows - 1), jnp.int32(heads)), count - 1)
+    start = length - count
+    last_key = jnp.where(first_token <= last_token, start + last_token, -1)
+    first_key = jnp.int32(0) if window is None else jnp.maximum(start + first_token - (window - 1), 0)
+    first = lax.shift_right_arithmetic(first_key, jnp.int32(_PAGE_SHIFT))
+    end = jnp.minimum(lax.shift_right_arithmetic(last_key, jnp.int32(_PAGE_SHIFT)) + 1, table_width)
+    per_split = lax.div(jnp.maximum(end - first, 0) + (splits - 1), jnp.int32(splits))
+    first_column = first + split * per_split
+    return Span(first_key, last_key, first_column, jnp.minimum(first_column + per_split, end))
+
+
+def next_present(pages_ref: Any, row: jax.Array, column: jax.Array, end: jax.Array, num_pages: int):
+    """The first column >= `column` and < `end` whose page exists, and that page; (`end` or more, 0) when there is none.
+
+    Args:
+      pages_ref: int32 [B, P], the page table.
+      row: Which row of it.
+      column: Where to start.
+      end: One past the last column to look at, at most P.
+      num_pages: Physical pages of the cache.
+    """
+
+    def missing(state):
+        at, found, _ = state
+        return jnp.logical_and(at < end, jnp.logical_not(found))
+
+    def step(state):
+        at, _, _ = state
+        page = pages_ref[row, at]
+        present = jnp.logical_and(page >= 0, page < num_pages)
+        return jnp.where(present, at, at + 1), present, jnp.where(present, page, 0)
+
+    at, _, page = lax.while_loop(missing, step, (column, jnp.bool_(False), jnp.int32(0)))
+    return at, page
+
+
+def row_limits(rows: jax.Array, length: jax.Array, count: jax.Array, *, heads: int, seq: int) -> jax.Array:
+    """Position of each packed query row, or -1 (which sees nothing) for rows past the count and padding rows.
+
+    Args:
+      rows: int32, packed row indices of the sequence.
+      length: Tokens the sequence holds.
+      count: Its query tokens.
+      heads: Rows per query token.
+      seq: Most query tokens.
+    """
+    position = jnp.where(rows < count * heads, length - count, -seq)
+    for token in range(1, seq):
+        position = position + jnp.where(rows >= token * heads, 1, 0)
+    return jnp.where(rows < count * heads, position, -1)

@@ -1,0 +1,172 @@
+"""Test kit of the decode kernels: adversarial inputs, a float32 reference, the comparison, and the list of cases.
+
+Every cache byte that no query may read is NaN or Inf, and every table entry that does not matter is the id of such a
+page.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.swa_latent_decode import Config, decode
+
+PAGE = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One call. `lengths` (and `counts`, default all `seq`) give the batch; `holes` plants (row, column, page id)."""
+
+    name: str
+    lengths: tuple[int, ...]
+    seq: int = 1
+    heads: int = 8
+    width: int = 192
+    v_dim: int = 128
+    window: int | None = 65
+    counts: tuple[int, ...] | None = None
+    table_width: int = 12
+    holes: tuple[tuple[int, int, int], ...] = ()
+    shared: tuple[tuple[int, int, int, int], ...] = ()  # (row, column) takes the page of (row, column)
+    dtype: str = "bfloat16"
+    amplitude: float = 0.1
+    scale: float = 0.0625
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    q: np.ndarray
+    kv_pages: np.ndarray
+    pages: np.ndarray
+    lengths: np.ndarray
+    counts: np.ndarray
+
+
+def visible(case: Case, inputs: Inputs, row: int, token: int) -> list[tuple[int, int]]:
+    """(physical page, offset) of the keys that query `token` of `row` sees, in order."""
+    if token >= inputs.counts[row]:
+        return []
+    position = int(inputs.lengths[row] - inputs.counts[row]) + token
+    start = 0 if case.window is None else max(0, position - case.window + 1)
+    stop = min(position + 1, PAGE * inputs.pages.shape[1])
+    keys = ((int(inputs.pages[row, k // PAGE]), k % PAGE) for k in range(start, stop))
+    return [(page, offset) for page, offset in keys if 0 <= page < inputs.kv_pages.shape[0]]
+
+
+def build(case: Case) -> Inputs:
+    """Inputs of a case: random where something may be read, poison everywhere else."""
+    rng = np.random.default_rng(case.seed)
+    batch = len(case.lengths)
+    dtype = jnp.dtype(case.dtype)
+    num_pages = batch * case.table_width + 1
+    pages = rng.permutation(num_pages)[: batch * case.table_width].reshape(batch, case.table_width).astype(np.int32)
+    for row, column, page in case.holes:
+        pages[row, column] = page
+    for row, column, other_row, other_column in case.shared:
+        pages[row, column] = pages[other_row, other_column]
+    q = rng.normal(size=(batch, case.seq, case.heads, case.width)) * case.amplitude
+    counts = np.asarray(case.counts if case.counts is not None else [case.seq] * batch, np.int32)
+    kv = np.full((num_pages, PAGE, case.width), np.nan, np.float32)
+    kv[:, ::3] = np.inf
+    kv[:, 1::3] = -np.inf
+    inputs = Inputs(q.astype(dtype), kv, pages, np.asarray(case.lengths, np.int32), counts)
+    seen = {key for row in range(batch) for token in range(case.seq) for key in visible(case, inputs, row, token)}
+    for page, offset in sorted(seen):
+        kv[page, offset] = rng.normal(size=case.width) * case.amplitude
+    return dataclasses.replace(inputs, kv_pages=kv.astype(dtype))
+
+
+def reference(case: Case, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
+    """The definition, in float64 on the rounded inputs: output and natural-log LSE."""
+    batch, seq, heads, _ = inputs.q.shape
+    out = np.zeros((batch, seq, heads, case.v_dim))
+    lse = np.full((batch, seq, heads), -np.inf)
+    for row in range(batch):
+        for token in range(seq):
+            keys = visible(case, inputs, row, token)
+            if not keys:
+                continue
+            latents = np.stack([inputs.kv_pages[page, offset] for page, offset in keys]).astype(np.float64)
+            scores = inputs.q[row, token].astype(np.float64) @ latents.T * case.scale
+            top = scores.max(axis=1, keepdims=True)
+            weights = np.exp(scores - top)
+            total = weights.sum(axis=1, keepdims=True)
+            out[row, token] = weights / total @ latents[:, : case.v_dim]
+            lse[row, token] = (top + np.log(total))[:, 0]
+    return out, lse
+
+
+def run(case: Case, config: Config | None, inputs: Inputs | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The kernel, simulated with race detection."""
+    inputs = build(case) if inputs is None else inputs
+    out, lse = decode(
+        jnp.asarray(inputs.q),
+        jnp.asarray(inputs.kv_pages),
+        jnp.asarray(inputs.pages),
+        jnp.asarray(inputs.lengths),
+        jnp.asarray(inputs.counts),
+        window=case.window,
+        scale=case.scale,
+        v_dim=case.v_dim,
+        config=config,
+        interpret=True,
+    )
+    assert out.dtype == inputs.q.dtype
+    return np.asarray(out), np.asarray(lse)
+
+
+def cosine_difference(x: np.ndarray, y: np.ndarray) -> float:
+    """1 - 2 <x, y> / (|x|^2 + |y|^2): 0 for equal arrays, also sees a wrong length."""
+    x, y = x.astype(np.float64).ravel(), y.astype(np.float64).ravel()
+    norm = (x * x + y * y).sum()
+    return 0.0 if norm == 0 else 1 - 2 * (x * y).sum() / norm
+
+
+def compare(case: Case, got: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray, np.ndarray], splits: int = 1):
+    """Asserts the tolerances of the project: cosine difference 5e-6, LSE 1e-5 (1e-4 with splits, relative above 1)."""
+    (out, lse), (expected_out, expected_lse) = got, expected
+    assert np.isfinite(out.astype(np.float32)).all(), case.name
+    empty = np.isneginf(expected_lse)
+    np.testing.assert_array_equal(np.isneginf(lse), empty, case.name)
+    assert not out[empty].astype(np.float32).any(), case.name
+    assert cosine_difference(out, expected_out) < 5e-6, case.name
+    if case.amplitude <= 0.1:
+        assert np.abs(out.astype(np.float64) - expected_out).max() < 1e-3, case.name
+    tolerance = 1e-5 if splits == 1 else 1e-4
+    np.testing.assert_allclose(lse[~empty], expected_lse[~empty], rtol=tolerance, atol=tolerance, err_msg=case.name)
+
+
+def check(case: Case, config: Config | None):
+    """Builds the inputs, runs the kernel and compares."""
+    inputs = build(case)
+    compare(case, run(case, config, inputs), reference(case, inputs), 1 if config is None else config.splits)
+
+
+_HUGE, _NEGATIVE = 2**31 - 1, -(2**31)
+
+ADVERSARIAL = (
+    Case("length far past the table", (2**30, 70), seq=2, window=None, table_width=2),
+    Case("length far past the table, window past it too", (2**30, 70), seq=2, table_width=2),
+    Case(
+        "page ids huge, negative and one past the pool",
+        (200, 500, 300),
+        seq=2,
+        window=200,
+        table_width=8,
+        holes=((0, 1, _HUGE), (1, 5, _NEGATIVE), (1, 6, -1), (2, 3, 3 * 8 + 1)),
+    ),
+    Case("pages shared between rows and repeated in one", (190, 150), window=None, table_width=3,
+         shared=((1, 0, 0, 1), (0, 2, 0, 0))),
+    Case("valid ids behind the length and before the window", (130, 65, 3), window=65, table_width=6),
+    Case("window start and end inside tiles of the pool's last pages", (97, 161), seq=3, window=33, table_width=3),
+    Case("all pages of one row absent", (100, 180, 190), seq=2, window=None, table_width=3,
+         holes=((1, 0, -1), (1, 1, _HUGE), (1, 2, _NEGATIVE))),
+    Case("scores of 1e4", (150, 70), window=None, table_width=3, amplitude=30.0, scale=1.0),
+    Case("more query tokens than keys", (2, 1, 0), seq=4, table_width=1),
+    Case("ragged counts", (130, 66, 9, 64), seq=4, counts=(4, 2, 0, 1), table_width=3),
+    Case("length zero among full rows", (0, 128, 0), seq=2, table_width=2),
+    Case("window of one", (1, 64, 65, 129), window=1, table_width=3),
+    Case("float16", (150, 20), seq=2, window=100, dtype="float16", table_width=3),
+)  # fmt: skip
