@@ -1,62 +1,51 @@
-"""The compiled variants that are reported and held to their budgets: one per way the kernel's code differs."""
+"""The compiled variants that are reported and held to their budgets: one for each way the kernel's code differs."""
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.report import Variant
 from pallas_kernels.swa_latent_decode.api import decode
 from pallas_kernels.swa_latent_decode.config import PAGE_SIZE, Config
 
-
-class Variant(NamedTuple):
-    """A function to compile and what to compile it for.
-
-    Attributes:
-      name: Unique, says what differs.
-      function: Takes arrays like `arguments`.
-      arguments: Shapes and dtypes of q, kv_pages, pages, lengths, counts.
-      config: What the function was given.
-      smem_bytes: Shared memory of a block that the configuration promises not to exceed.
-    """
-
-    name: str
-    function: Callable[..., tuple[jax.Array, jax.Array]]
-    arguments: tuple[jax.ShapeDtypeStruct, ...]
-    config: Config
-    smem_bytes: int
+_RELEASED = {"width": 1088, "v_dim": 1024, "window": 513, "table_width": 12}
+_DEFAULT = {"width": 576, "v_dim": 512, "window": None, "table_width": 64}
 
 
-def variants() -> list[Variant]:
+def variants() -> tuple[Variant, ...]:
     """Every variant, for a batch of 128 rows."""
-    split, long = Config("column_split"), Config("column_split", stages=4)
-    released = {"width": 1088, "v_dim": 1024, "window": 513, "table_width": 12}
-    default = {"width": 576, "v_dim": 512, "window": None, "table_width": 64}
-    return [
-        _variant("column_split 1088/1024 bf16 64x1", split, heads=64, seq=1, **released),
-        _variant("column_split 1088/1024 bf16 64x4", split, heads=64, seq=4, **released),
-        _variant("column_split 1088/1024 bf16 24x3", split, heads=24, seq=3, **released),
-        _variant("column_split 1088/1024 f16 64x1", split, heads=64, seq=1, dtype=jnp.float16, **released),
-        _variant(
-            "column_split 1088/1024 bf16 64x1 splits", Config("column_split", splits=9), heads=64, seq=1, **released
-        ),
-        _variant("column_split 576/512 bf16 128x1 full", long, heads=128, seq=1, **default),
-        _variant(
-            "column_split 576/512 bf16 128x1 full splits",
-            Config("column_split", stages=4, splits=8),
-            heads=128,
-            seq=1,
-            **default,
-        ),
-    ]
+    return _column_split()
+
+
+def _column_split() -> tuple[Variant, ...]:
+    pair, split = Config("column_split"), Config("column_split", splits=9)
+    long, long_split = Config("column_split", stages=4), Config("column_split", stages=4, splits=8)
+    return (
+        _variant("column_split-d1088-h64-s1-w513", pair, heads=64, seq=1, **_RELEASED),
+        _variant("column_split-d1088-h64-s4-w513", pair, heads=64, seq=4, **_RELEASED),
+        _variant("column_split-d1088-h24-s3-w513", pair, heads=24, seq=3, **_RELEASED),
+        _variant("column_split-d1088-h64-s1-w513-f16", pair, heads=64, seq=1, dtype=jnp.float16, **_RELEASED),
+        _variant("column_split-d1088-h64-s1-w513-split9", split, heads=64, seq=1, **_RELEASED),
+        _variant("column_split-d576-h128-s1-full", long, heads=128, seq=1, **_DEFAULT),
+        _variant("column_split-d576-h128-s1-full-split8", long_split, heads=128, seq=1, **_DEFAULT),
+    )
 
 
 def _variant(
-    name: str, config: Config, *, heads: int, seq: int, width: int, v_dim: int, window: int | None, table_width: int,
-    dtype=jnp.bfloat16, batch: int = 128, num_pages: int = 4096,
-) -> Variant:  # fmt: skip
+    name: str,
+    config: Config,
+    *,
+    heads: int,
+    seq: int,
+    width: int,
+    v_dim: int,
+    window: int | None,
+    table_width: int,
+    dtype: jax.typing.DTypeLike = jnp.bfloat16,
+    batch: int = 128,
+    num_pages: int = 4096,
+) -> Variant:
     arguments = (
         jax.ShapeDtypeStruct((batch, seq, heads, width), dtype),
         jax.ShapeDtypeStruct((num_pages, PAGE_SIZE, width), dtype),
@@ -64,5 +53,10 @@ def _variant(
         jax.ShapeDtypeStruct((batch,), jnp.int32),
         jax.ShapeDtypeStruct((batch,), jnp.int32),
     )
-    function = functools.partial(decode, window=window, scale=0.0625, v_dim=v_dim, config=config)
-    return Variant(name, function, arguments, config, config.smem_bytes(width, v_dim, jnp.dtype(dtype).itemsize))
+    return Variant(
+        kernel="swa_latent_decode",
+        name=name,
+        function=functools.partial(decode, window=window, scale=0.0625, v_dim=v_dim, config=config),
+        arguments=arguments,
+        expects_cluster_stores=config.plan == "column_split",
+    )
