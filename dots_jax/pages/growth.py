@@ -131,27 +131,23 @@ def _admit(
     starts = (index == 0) | (key[order] != key[order[index - 1]])
     start = jax.lax.cummax(jnp.where(starts, index, 0))
 
-    def replaced_if(served: Bool[Array, " B"]) -> Bool[Array, " B"]:
+    def one_round(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        served, _, _ = state
         sharing = (served & shares)[order].astype(jnp.int32)
         earlier = jnp.cumsum(sharing, dtype=jnp.int32) - sharing
         rank = (earlier - earlier[start])[place]
-        return served & shares & (rank < tail_holders - 1)
+        replaced = served & shares & (rank < tail_holders - 1)
+        need = jnp.where(served, absent, 0) + replaced
+        total = jnp.cumsum(need, dtype=jnp.int32)
+        over = served & (total > num_free)
+        first = jnp.min(jnp.where(over, index, rows), initial=rows)
+        left = num_free - jnp.max(jnp.where(index < first, total, 0), initial=0)
+        refused = (index == first) | ((index > first) & (absent > left))
+        return served & ~refused, replaced, jnp.any(over)
 
-    def need_if(served: Bool[Array, " B"]) -> Int[Array, " B"]:
-        return jnp.where(served, absent, 0) + replaced_if(served)
-
-    def first_refused(served: Bool[Array, " B"]) -> Int[Array, ""]:
-        over = jnp.cumsum(need_if(served), dtype=jnp.int32) > num_free
-        return jnp.min(jnp.where(over & served, index, rows), initial=rows)
-
-    def refuse(state: tuple[Bool[Array, " B"], Int[Array, ""]]) -> tuple[Bool[Array, " B"], Int[Array, ""]]:
-        served, first = state
-        left = num_free - jnp.sum(jnp.where(index < first, need_if(served), 0), dtype=jnp.int32)
-        served &= ~((index == first) | ((index > first) & (absent > left)))
-        return served, first_refused(served)
-
-    served, _ = jax.lax.while_loop(lambda state: state[1] < rows, refuse, (grows, first_refused(grows)))
-    return served, replaced_if(served)
+    state = (grows, jnp.zeros_like(grows), jnp.asarray(True))
+    served, replaced, _ = jax.lax.while_loop(lambda state: state[2], one_round, state)
+    return served, replaced
 
 
 def copy_pages(kv_pages: Shaped[Array, "N ..."], copies: Any) -> Shaped[Array, "N ..."]:
