@@ -1,0 +1,143 @@
+"""`dots-jax bench`: times the decode implementations against a floor measured in the same run."""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import sys
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dots_jax.bench import shapes as shapes_module
+from dots_jax.bench.device import Device, default_device
+from dots_jax.bench.floor import Ceilings, measure_ceilings
+from dots_jax.bench.run import Settings, ShapeResult, default_implementations, measure
+from dots_jax.bench.shapes import Shape
+from dots_jax.bench.table import as_json, print_table
+from dots_jax.cli.errors import ArgumentError
+
+_DESCRIPTION = """Times the decode implementations that this device can run over named serving shapes. For each: the
+bytes and operations it needs, the floor that a copy and a matrix product measured in this run put under it, time /
+floor, and how many times faster it is than the unfused path (gather, two products, softmax) and, where torch is
+installed, than the same in torch. Inputs rotate through a pool larger than the cache. Exit code 1 if an implementation
+fails or its output differs from the unfused path. On a CPU the default is a few small shapes, and the pool is made
+larger than at most 64 MiB of cache."""
+
+_IMPLEMENTATIONS = ("xla", "mosaic_gpu", "interpret")
+_DTYPES = ("bfloat16", "float16", "float32")
+
+
+def add_parser(subparsers) -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser("bench", help="time the decode implementations", description=_DESCRIPTION)
+    parser.add_argument(
+        "--shapes",
+        action="append",
+        default=[],
+        metavar="NAME[,NAME]",
+        help="shell patterns of shape names (see --list)",
+    )
+    parser.add_argument(
+        "--implementation", action="append", default=[], choices=_IMPLEMENTATIONS, help="repeatable; default: what fits"
+    )
+    parser.add_argument("--quick", action="store_true", help="few shapes and few rounds")
+    parser.add_argument("--rounds", type=int, metavar="N", help="turns of each implementation; the median is printed")
+    parser.add_argument("--dtype", choices=_DTYPES, default="bfloat16", help="of q and cache (default: %(default)s)")
+    parser.add_argument("--no-torch", action="store_true", help="do not time torch where it is installed")
+    parser.add_argument("--list", action="store_true", help="list the shapes and time nothing")
+    parser.add_argument("--json", action="store_true", help="print one object instead of a table")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Returns:
+      1 when an implementation failed or gave a wrong result, else 0.
+    """
+    if arguments.rounds is not None and arguments.rounds < 1:
+        raise ArgumentError(f"--rounds must be at least 1, got {arguments.rounds}")
+    if arguments.list:
+        return _list(_chosen(arguments, tuple(shape.name for shape in shapes_module.ALL)), arguments.json)
+    device = default_device()
+    chosen = _chosen(arguments, shapes_module.default_names(device.platform, arguments.quick))
+    settings = _settings(arguments, device)
+    results, ceilings = _measure(chosen, settings, device, arguments.quick)
+    _refuse_if_nothing_ran(arguments, results)
+    versions = {"jax_version": jax.__version__, "torch_version": _version("torch"), "dtype": arguments.dtype}
+    if arguments.json:
+        print(json.dumps(as_json(results, device, ceilings, **versions), indent=2))
+    else:
+        wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 150
+        print_table(results, device, ceilings, Console(width=wide))
+    return int(any(timing.failed for result in results for timing in result.timings))
+
+
+def _chosen(arguments: argparse.Namespace, default: tuple[str, ...]) -> tuple[Shape, ...]:
+    patterns = [name for text in arguments.shapes for name in text.split(",") if name]
+    try:
+        return shapes_module.select(patterns or default)
+    except ValueError as error:
+        raise ArgumentError(str(error)) from None
+
+
+def _settings(arguments: argparse.Namespace, device: Device) -> Settings:
+    on_cpu = not device.queues_launches
+    return Settings(
+        dtype=jnp.dtype(arguments.dtype),
+        implementations=tuple(dict.fromkeys(arguments.implementation)) or default_implementations(device.platform),
+        rounds=arguments.rounds or (3 if arguments.quick else 5 if on_cpu else 9),
+        round_s=0.05 if on_cpu else 0.02,
+        compile_threads=1 if on_cpu else min(8, os.cpu_count() or 1),
+        torch=not arguments.no_torch,
+    )
+
+
+def _measure(
+    chosen: tuple[Shape, ...], settings: Settings, device: Device, quick: bool
+) -> tuple[list[ShapeResult], Ceilings]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("ceilings", total=1 + len(chosen) * (len(settings.implementations) + 2))
+
+        def on_step(step: str) -> None:
+            progress.update(task, advance=1, description=step)
+
+        if device.queues_launches:
+            size = {"copy_bytes": 2 << 30, "matrix_size": 8192}
+        else:
+            size = {"copy_bytes": (128 if quick else 256) << 20, "matrix_size": 1024 if quick else 2048}
+        ceilings = measure_ceilings(settings.dtype, **size, rounds=settings.rounds, round_s=settings.round_s)
+        on_step("ceilings")
+        return list(measure(chosen, settings, device, ceilings, on_step)), ceilings
+
+
+def _refuse_if_nothing_ran(arguments: argparse.Namespace, results: list[ShapeResult]) -> None:
+    """An implementation that was asked for by name and runs at no shape is a bad argument, not an empty table."""
+    for name in arguments.implementation:
+        timings = [timing for result in results for timing in result.timings if timing.implementation == name]
+        if timings and all(timing.seconds is None and not timing.failed for timing in timings):
+            raise ArgumentError(f"--implementation {name}: {timings[0].problem}")
+
+
+def _list(chosen: tuple[Shape, ...], as_objects: bool) -> int:
+    rows = [
+        {"name": shape.name, "min_bytes": shape.min_bytes(2), "flops": shape.flops, "context": shape.context}
+        for shape in chosen
+    ]
+    if as_objects:
+        print(json.dumps(rows, indent=2))
+    else:
+        for row in rows:
+            print(f"{row['name']:22} {row['min_bytes'] / 1e6:10,.1f} MB {row['flops'] / 1e9:10,.2f} GFLOP")
+    return 0
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
