@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +17,18 @@ from dots_jax.decode import swa_latent_decode_reference
 SLIDING = Shape("small", batch=3, seq=2, heads=4, width=96, v_dim=64, window=70, context=300, scale=0.1)
 FULL = dataclasses.replace(SLIDING, name="small-full", window=None)
 TINY_DEVICE = Device("cpu", "test", cache_bytes=1 << 16, memory_bytes=1 << 24)
-CEILINGS = Ceilings(bytes_per_s=1e9, flops_per_s=1e9)
+CEILINGS = Ceilings(bytes_per_s=1e9, flops_per_s=1e8)  # slow enough for two calls to a launch where launches queue
 BOTH = pytest.mark.parametrize("shape", [SLIDING, FULL], ids=lambda shape: shape.name)
+
+
+@functools.cache
+def float32_inputs(shape):
+    return make_inputs(shape, jnp.float32, distinct=3)
 
 
 @BOTH
 def test_no_two_calls_share_a_page_and_every_visible_page_is_present(shape):
-    inputs = make_inputs(shape, jnp.float32, distinct=3)
+    inputs = float32_inputs(shape)
     held = np.concatenate([np.asarray(call.table.pages)[present_pages(shape)] for call in inputs.calls])
     assert sorted(held) == list(range(inputs.kv_pages.shape[0]))
     lengths, present = row_lengths(shape), present_pages(shape)
@@ -34,7 +40,7 @@ def test_no_two_calls_share_a_page_and_every_visible_page_is_present(shape):
 
 @pytest.mark.parametrize("calls", [1, 2, 3, 4, 7])
 def test_launches_rotate_through_all_calls_in_order(calls):
-    inputs = make_inputs(SLIDING, jnp.float32, distinct=3)
+    inputs = float32_inputs(SLIDING)
     seen = [call for _, batch in inputs.sets(calls) for call in batch]
     assert all(len(batch) == calls for _, batch in inputs.sets(calls))
     assert len(seen) % 3 == 0
@@ -46,25 +52,27 @@ def test_programs_compiled_ahead_fit_the_inputs(shape):
     def describe(leaf):
         return leaf.shape, leaf.dtype
 
-    made = make_inputs(shape, jnp.bfloat16, distinct=3).sets(2)[0]
-    promised = abstract_arguments(shape, jnp.bfloat16, distinct=3, calls_per_launch=2)
+    made = float32_inputs(shape).sets(2)[0]
+    promised = abstract_arguments(shape, jnp.float32, distinct=3, calls_per_launch=2)
     assert jax.tree.structure(made) == jax.tree.structure(promised)
     assert list(map(describe, jax.tree.leaves(made))) == list(map(describe, jax.tree.leaves(promised)))
 
 
 @BOTH
 def test_unfused_paths_compute_the_decode(shape):
-    inputs = make_inputs(shape, jnp.float32, distinct=2)
+    inputs = float32_inputs(shape)
     q, table = inputs.calls[1]
     kwargs = {"window": shape.window, "scale": shape.scale, "v_dim": shape.v_dim}
     expected, _ = swa_latent_decode_reference(q, inputs.kv_pages, table, **kwargs)
-    np.testing.assert_allclose(unfused_decode(shape, inputs.kv_pages, q, table), expected, atol=2e-5)
+    np.testing.assert_allclose(
+        jax.jit(unfused_decode, static_argnums=0)(shape, inputs.kv_pages, q, table), expected, atol=2e-5
+    )
 
 
 @pytest.mark.skipif(not torch_peer.available("cpu"), reason="torch is an optional peer of the benchmark, not installed")
 @BOTH
 def test_torch_peer_computes_the_decode(shape):
-    inputs = make_inputs(shape, jnp.float32, distinct=2)
+    inputs = float32_inputs(shape)
     q, table = inputs.calls[1]
     arrays = [torch_peer.from_jax(x) for x in (inputs.kv_pages, q, table.pages, table.lengths)]
     expected = unfused_decode(shape, inputs.kv_pages, q, table)
@@ -130,7 +138,7 @@ def measure(implementations=("xla",), device=TINY_DEVICE):
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])  # as on a GPU: chains of several calls in a launch
 def test_one_shape_measured(platform):
     result, timings = measure(device=dataclasses.replace(TINY_DEVICE, platform=platform))
-    assert result.floor_s == pytest.approx(max(result.min_bytes, SLIDING.flops) / 1e9)
+    assert result.floor_s == pytest.approx(SLIDING.flops / 1e8)
     xla, unfused = timings["xla"], timings["unfused"]
     assert not xla.failed
     assert xla.seconds

@@ -44,22 +44,21 @@ def test_json_states_times_floor_and_ratios(small, capsys):
     assert timings["unfused"]["vs_unfused"] == 1.0
 
 
-def test_table_and_quick(small, capsys):
-    assert run("--quick") == 0
-    out = capsys.readouterr().out
-    assert "copy 1 GB/s" in out
-    assert "x unfused" in out
-    assert "small" in out
-
-
-def test_a_failure_is_exit_code_1_with_its_reason(small, monkeypatch, capsys):
+@pytest.mark.parametrize("failed", [False, True])
+def test_table_shows_figures_and_a_failure_is_exit_code_1_with_its_reason(small, monkeypatch, capsys, failed):
     def measure(*_):
-        timing = Timing("xla", seconds=1e-6, over_floor=1.0, problem="output differs", failed=True)
-        return [ShapeResult(SMALL, 1e-6, "bytes", 10, (timing,))]
+        fast = Timing("xla", seconds=2e-5, spread=0.04, over_floor=2.0, vs_unfused=3.25, cosine_difference=1e-7)
+        other = Timing("mosaic_gpu", problem="output differs", failed=failed)
+        return [ShapeResult(SMALL, 1e-5, "bytes", 10_000_000, (fast, other))]
 
     monkeypatch.setattr(bench, "measure", measure)
-    assert run() == 1
-    assert "small xla: output differs" in capsys.readouterr().out
+    assert run("--quick") == int(failed)
+    out = capsys.readouterr().out
+    assert "copy 1 GB/s, matrix product 1 TFLOP/s" in out
+    row = next(line.split() for line in out.splitlines() if line.split()[:1] == ["small"])
+    flops = f"{SMALL.flops / 2e-5 / 1e12:.3g}"
+    assert row[1:] == ["xla", "10.0", "0.00", "10.0", "20.0", "2.00", "3.25", "-", "4", "%", "500", flops]
+    assert "small mosaic_gpu: output differs" in out
 
 
 def test_list(capsys):
