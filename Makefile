@@ -28,3 +28,6 @@ lint: $(VENV)/installed
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m pyright --pythonpath $(BIN)/python
+
+notebooks: $(VENV)/installed
+	$(BIN)/python notebooks/run.py
