@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from dots_jax.cli.errors import ArgumentError
 
-COMMANDS = ("decode", "info", "kernel_report")
+COMMANDS = ("decode", "bench", "info", "kernel_report")
 
 
 class OneLineParser(argparse.ArgumentParser):

@@ -204,7 +204,7 @@ def refusal(spec: "LoopSpec", *, batch: int, num_pages: int, dtype: "DTypeLike")
     )
     q = jax.ShapeDtypeStruct((batch, spec.draft_tokens, geometry.num_heads, geometry.latent_dim), jnp.dtype(dtype))
     kv_pages = jax.ShapeDtypeStruct((num_pages, 64, geometry.latent_dim), jnp.dtype(dtype))
-    table = PageTable(jnp.full((batch, 1), -1, jnp.int32), jnp.zeros(batch, jnp.int32))
+    table = PageTable.empty(batch, 1)
     try:
         jax.eval_shape(decode, q, kv_pages, table)
     except (NotImplementedError, RuntimeError, ValueError) as error:

@@ -89,7 +89,7 @@ class Outputs(NamedTuple):
 
 def make_state(spec: LoopSpec, *, batch: int, num_pages: int, columns: int, dtype: jax.typing.DTypeLike) -> State:
     """An empty state: all pages free, all rows of length 0, all caches 0."""
-    table = PageTable(jnp.full((batch, columns), -1, jnp.int32), jnp.zeros(batch, jnp.int32), PAGE_SIZE)
+    table = PageTable.empty(batch, columns, PAGE_SIZE)
     shape = (num_pages, PAGE_SIZE, spec.geometry.latent_dim)
     caches = tuple(jnp.zeros(shape, dtype) for _ in range(spec.layers))
     return State(PagePool.create(num_pages), table, caches, jnp.int32(0), jnp.int32(0))

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,21 @@ def test_reads_json_lines_and_skips_blank_ones(trace):
 
 def test_columns_are_found_by_name(trace):
     assert read(trace("GeneratedTokens, ContextTokens\n3,70\n")) == (Request(70, 3),)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "first"),
+    [
+        ("azure_llm_2023_code.csv", 3000, Request(4808, 10)),
+        ("mooncake_conversation.jsonl", 1500, Request(6758, 500)),
+    ],
+)
+def test_real_traces_are_read_whole_where_they_are_at_hand(name, count, first):
+    file = Path(__file__).parents[3] / "shared/data" / name
+    if file.exists():  # AZURE and MOONCAKE above have their first lines, so nothing goes untested without them
+        requests = read(file)
+        assert len(requests) == count
+        assert requests[0] == first
 
 
 @pytest.mark.parametrize(
