@@ -8,7 +8,7 @@ import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.swa_latent_decode import column_split, combine
+from pallas_kernels.swa_latent_decode import column_split, combine, swapped
 from pallas_kernels.swa_latent_decode.config import Config, default_config, unsupported_reason
 
 Interpret = bool | plgpu.InterpretGPUParams
@@ -16,7 +16,10 @@ Interpret = bool | plgpu.InterpretGPUParams
 # Each body takes the arguments of `decode` with `config` filled in and `interpret` as the parameters or None, and
 # returns normalised partial outputs [splits, B, S, H, v_dim] (q's dtype for one split, float32 for more) and their
 # natural-log LSE float32 [splits, B, S, H]; a split in which a query sees no key gives 0 and -inf.
-_BODIES: dict[str, Callable[..., tuple[jax.Array, jax.Array]]] = {"column_split": column_split.decode_splits}
+_BODIES: dict[str, Callable[..., tuple[jax.Array, jax.Array]]] = {
+    "column_split": column_split.decode_splits,
+    "swapped": swapped.decode_splits,
+}
 
 # Simulated threads: 2 blocks of 2 warpgroups, each holding a thread of the CPU client while it waits.
 _MIN_INTERPRET_THREADS = 16

@@ -39,7 +39,7 @@ class Config:
       plan: `"column_split"`: a cluster of two blocks, each owning half of the latent columns, for tiles of 64 query
         rows. `"swapped"`: tokens on the M side and at most 32 query rows on the N side, one block each.
       splits: Into how many parts the visible pages of a row are cut (split-KV). More than one needs a combine.
-      stages: Pages in flight per block.
+      stages: Pages in flight per block of `"column_split"`; `"swapped"` fills what shared memory there is with chunks.
       tile_rows: Query rows (seq * heads, packed) of one tile.
     """
 
@@ -80,11 +80,9 @@ class Config:
             scores = self.tile_rows * PAGE_SIZE * 4  # the peer's partial scores; P lives in the same bytes later
             statistics = 1024  # two floats a row, aligned
             return q + pages + scores + statistics + _BARRIER_BYTES + _REDUCTION_BYTES
-        q = self.tile_rows * width * itemsize
-        pages = self.stages * PAGE_SIZE * width * itemsize
-        probabilities = PAGE_SIZE * self.tile_rows * itemsize
-        output = v_dim * self.tile_rows * 4
-        return q + pages + probabilities + output + _BARRIER_BYTES + _REDUCTION_BYTES
+        from pallas_kernels.swa_latent_decode.ring import RingShape  # it needs the constants of this module
+
+        return RingShape(width, v_dim, self.tile_rows).smem_bytes
 
 
 def window_pages(seq: int, window: int | None, table_width: int) -> int:
@@ -133,8 +131,11 @@ def default_config(
     """
     del dtype  # bfloat16 and float16 take the same bytes
     pages = window_pages(seq, window, table_width)
-    stages = 4 if width <= 576 else 2
-    base = Config("column_split", stages=stages)
+    rows = seq * heads
+    if rows <= SWAPPED_MAX_ROWS:
+        base = Config("swapped", tile_rows=-(-rows // 8) * 8)
+    else:
+        base = Config("column_split", stages=4 if width <= 576 else 2)
     units = batch * base.num_tiles(seq, heads)
     return dataclasses.replace(base, splits=choose_splits(units, base.blocks_per_tile, pages))
 

@@ -15,7 +15,7 @@ _DEFAULT = {"width": 576, "v_dim": 512, "window": None, "table_width": 64}
 
 def variants() -> tuple[Variant, ...]:
     """Every variant, for a batch of 128 rows."""
-    return _column_split()
+    return _column_split() + _swapped()
 
 
 def _column_split() -> tuple[Variant, ...]:
@@ -29,6 +29,24 @@ def _column_split() -> tuple[Variant, ...]:
         _variant("column_split-d1088-h64-s1-w513-split9", split, heads=64, seq=1, **_RELEASED),
         _variant("column_split-d576-h128-s1-full", long, heads=128, seq=1, **_DEFAULT),
         _variant("column_split-d576-h128-s1-full-split8", long_split, heads=128, seq=1, **_DEFAULT),
+    )
+
+
+def _swapped() -> tuple[Variant, ...]:
+    def rows(count: int, splits: int = 1) -> Config:
+        return Config("swapped", tile_rows=count, splits=splits)
+
+    return (
+        _variant("swapped-d1088-h8-s1-w513", rows(8), heads=8, seq=1, **_RELEASED),
+        _variant("swapped-d1088-h8-s2-w513", rows(16), heads=8, seq=2, **_RELEASED),
+        _variant("swapped-d1088-h8-s3-w513", rows(24), heads=8, seq=3, **_RELEASED),
+        _variant("swapped-d1088-h8-s4-w513", rows(32), heads=8, seq=4, **_RELEASED),
+        _variant("swapped-d1088-h8-s4-w513-f16", rows(32), heads=8, seq=4, dtype=jnp.float16, **_RELEASED),
+        _variant("swapped-d1088-h8-s1-w513-split9", rows(8, 9), heads=8, seq=1, **_RELEASED),
+        _variant("swapped-d1088-h8-s4-w513-split10", rows(32, 10), heads=8, seq=4, **_RELEASED),
+        _variant("swapped-d1088-h64-s1-w513", rows(32), heads=64, seq=1, **_RELEASED),
+        _variant("swapped-d576-h8-s4-full", rows(32), heads=8, seq=4, **_DEFAULT),
+        _variant("swapped-d576-h16-s1-full-split8", rows(16, 8), heads=16, seq=1, **_DEFAULT),
     )
 
 

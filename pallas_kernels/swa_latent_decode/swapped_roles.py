@@ -1,0 +1,305 @@
+"""The three roles of the swapped body's warpgroups, and how they hand chunks, probabilities and slots to each other."""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.swa_latent_decode import visible
+from pallas_kernels.swa_latent_decode.config import PAGE_SIZE
+from pallas_kernels.swa_latent_decode.ring import CHUNK, RingShape
+
+_PER_ROW = plgpu.Layout.WGMMA.reduce(0)  # one value per query row: every token reduced away
+_HALF_PAGE = PAGE_SIZE // 2
+
+# Registers per thread, 512 for one thread of each of the four warpgroups. The outputs of 32 rows alone take 128.
+_ACCUMULATE_REGISTERS = 184
+_SCORE_REGISTERS = 104
+_LOAD_REGISTERS = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """What is static about one call of the kernel."""
+
+    shape: RingShape
+    seq: int
+    heads: int
+    window: int | None
+    scale: float
+    splits: int
+
+
+class Table(NamedTuple):
+    """The table columns that this block walks.
+
+    Attributes:
+      pages: Ref to the whole page table, int32 [B, P].
+      num_physical: Pages of the cache.
+      span: Keys its queries can see and columns that hold them.
+      length: Tokens the sequence holds.
+      new_tokens: New ones among them.
+    """
+
+    pages: Any
+    num_physical: int
+    span: visible.Span
+    length: jax.Array
+    new_tokens: jax.Array
+
+    @classmethod
+    def of_block(cls, pages, lengths, counts, num_physical: int, call: Call) -> Self:
+        """The columns of the calling block."""
+        batch = lax.axis_index("batch")
+        length, count = lengths[batch], jnp.clip(counts[batch], 0, call.seq)
+        span = visible.tile_span(
+            length,
+            count,
+            first_row=lax.axis_index("tile") * call.shape.rows,
+            tile_rows=call.shape.rows,
+            heads=call.heads,
+            window=call.window,
+            split=lax.axis_index("split"),
+            splits=call.splits,
+            table_width=pages.shape[1],
+        )
+        return cls(pages, num_physical, span, length, count)
+
+    @property
+    def columns(self) -> jax.Array:
+        """How many columns to walk."""
+        return jnp.maximum(self.span.end_column - self.span.first_column, 0)
+
+    def entry(self, i) -> tuple[jax.Array, jax.Array]:
+        """Physical page (0 if absent) and presence of the i-th column; reading past the last one is harmless."""
+        column = jnp.clip(self.span.first_column + i, 0, self.pages.shape[1] - 1)
+        page = self.pages[lax.axis_index("batch"), column]
+        present = (page >= 0) & (page < self.num_physical)
+        return jnp.where(present, page, 0), present
+
+    def first_key(self, i) -> jax.Array:
+        """Position of the first token of the i-th column."""
+        return (self.span.first_column + i) * PAGE_SIZE
+
+    def seen_tokens(self, i) -> tuple[jax.Array, jax.Array]:
+        """First and one past the last token of the i-th column that some query of the tile sees, if it is present."""
+        start = self.first_key(i)
+        return self.span.first_key - start, self.span.last_key + 1 - start
+
+
+def load(q, kv_pages, make_table, call: Call, *, q_smem, ring, q_full, full, consumed, **_):
+    """Producer: Q once, then chunk after chunk of the pages, each into the slot that is free next."""
+    plgpu.set_max_registers(_LOAD_REGISTERS, action="decrease")
+    shape = call.shape
+    q_rows = pl.ds(lax.axis_index("tile") * shape.rows, shape.rows)
+
+    def q_step(chunk, carry):
+        source = q.at[lax.axis_index("batch"), q_rows, pl.ds(shape.column(chunk), CHUNK)]
+        plgpu.copy_gmem_to_smem(source, q_smem.at[chunk], q_full)
+        return carry
+
+    lax.fori_loop(0, shape.chunks, q_step, 0)
+    table = make_table()
+
+    def page_step(i, carry):
+        base, page, present = carry
+        ahead = table.entry(i + 1)  # arrives while this page's copies are issued
+        begin, end = table.seen_tokens(i)
+
+        def chunk_step(chunk, slot):
+            @pl.when(i * shape.chunks + chunk >= shape.slots)
+            def _():
+                plgpu.barrier_wait(consumed.at[slot])
+
+            _copy_seen(kv_pages.at[page, :, pl.ds(shape.column(chunk), CHUNK)], ring.at[slot], full.at[slot],
+                       present, begin, end)  # fmt: skip
+            return shape.slot(slot, 1)
+
+        return lax.fori_loop(0, shape.chunks, chunk_step, base), *ahead
+
+    lax.fori_loop(0, table.columns, page_step, (jnp.int32(0), *table.entry(jnp.int32(0))))
+
+
+def _copy_seen(chunk, slot, full, present, begin, end):
+    """Starts the copy of a chunk, or of the half of it that holds every token seen; absent pages only arrive."""
+    low, high = pl.ds(0, _HALF_PAGE), pl.ds(_HALF_PAGE, _HALF_PAGE)
+    only_low, only_high = end <= _HALF_PAGE, begin >= _HALF_PAGE
+
+    @pl.when(present & only_low)
+    def _():
+        plgpu.copy_gmem_to_smem(chunk.at[low], slot.at[low], full)
+
+    @pl.when(present & only_high)
+    def _():
+        plgpu.copy_gmem_to_smem(chunk.at[high], slot.at[high], full)
+
+    @pl.when(present & ~only_low & ~only_high)
+    def _():
+        plgpu.copy_gmem_to_smem(chunk, slot, full)
+
+    @pl.when(~present)
+    def _():
+        plgpu.barrier_arrive(full)
+
+
+def score(
+    lse, make_table, call: Call, *, q_smem, ring, p_smem, alpha_smem, inverse_smem, q_full, full, consumed, p_full,
+    p_empty, finished,
+):  # fmt: skip
+    """Scores warpgroup: S^T = K Q^T, softmax over the tokens, P^T to shared memory; the LSE at the end."""
+    plgpu.set_max_registers(_SCORE_REGISTERS, action="decrease")
+    shape = call.shape
+    tile = (PAGE_SIZE, shape.rows)
+    table = make_table()
+    newest, oldest = _visible_range(table, call)
+    plgpu.barrier_wait(q_full)
+
+    def page_step(i, carry):
+        base, present, top, total = carry
+        _, next_present = table.entry(i + 1)
+
+        def products(acc):
+            def chunk_step(chunk, slot):
+                plgpu.barrier_wait(full.at[slot])
+                plgpu.wgmma(acc, ring.at[slot], q_smem.at[chunk].transpose((1, 0)))
+                return shape.slot(slot, 1)
+
+            lax.fori_loop(0, shape.chunks, chunk_step, base)
+            return acc[...]
+
+        s = pl.run_scoped(products, plgpu.WGMMAAccumulatorRef(tile))
+        for chunk in range(shape.key_only):
+            plgpu.barrier_arrive(consumed.at[shape.slot(base, chunk)])
+        key = _iota(tile, 0) + table.first_key(i)
+        seen = (key <= newest) & present
+        if oldest is not None:
+            seen = seen & (key >= oldest)
+        s = jnp.where(seen, s * (call.scale * math.log2(math.e)), -jnp.inf)
+        new_top = jnp.maximum(top, jnp.max(s, axis=0))
+        finite_top = jnp.where(new_top == -jnp.inf, 0.0, new_top)  # rows that have seen no key yet
+        alpha = jnp.exp2(top - finite_top)
+        p = jnp.exp2(s - _over_tokens(finite_top, tile))
+        # Each thread sums its own tokens; threads are summed once, at the end.
+        total = total * _over_tokens(alpha, tile) + p
+
+        buffer = lax.rem(i, jnp.int32(2))
+
+        @pl.when(i >= 2)
+        def _():
+            plgpu.barrier_wait(p_empty.at[buffer])
+
+        p_smem.at[buffer].transpose((1, 0))[...] = p.astype(p_smem.dtype)
+        alpha_smem.at[buffer][...] = alpha
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(p_full.at[buffer])
+        return shape.slot(base, shape.chunks), next_present, new_top, total
+
+    top = plgpu.layout_cast(jnp.full((shape.rows,), -jnp.inf, jnp.float32), _PER_ROW)
+    total = plgpu.layout_cast(jnp.zeros(tile, jnp.float32), plgpu.Layout.WGMMA)
+    _, present = table.entry(jnp.int32(0))
+    *_, top, total = lax.fori_loop(0, table.columns, page_step, (jnp.int32(0), present, top, total))
+    total = jnp.sum(total, axis=0)
+    any_seen = total > 0
+    total = jnp.where(any_seen, total, 1.0)
+    inverse_smem[...] = jnp.where(any_seen, 1.0 / total, 0.0)
+    plgpu.barrier_arrive(finished)
+    _store(_block_rows(lse, shape), jnp.where(any_seen, (top + jnp.log2(total)) * math.log(2.0), -jnp.inf))
+
+
+def accumulate(
+    out, make_table, group, call: Call, *, ring, p_smem, alpha_smem, inverse_smem, consumed, p_full, p_empty,
+    finished, **_,
+):  # fmt: skip
+    """Output warpgroups: O^T = alpha O^T + V^T P^T for every second chunk of 64 columns."""
+    plgpu.set_max_registers(_ACCUMULATE_REGISTERS, action="increase")
+    shape = call.shape
+    tile = (CHUNK, shape.rows)
+    table = make_table()
+    # Taking turns, the groups give slots back in the order in which they are loaded.
+    value_chunks = [k * shape.output_groups + group for k in range(shape.chunks_per_group)]
+
+    def page_step(i, carry):
+        base, present, outs = carry
+        _, next_present = table.entry(i + 1)
+        slots = [shape.slot(base, shape.key_only + chunk) for chunk in value_chunks]
+        buffer = lax.rem(i, jnp.int32(2))
+        plgpu.barrier_wait(p_full.at[buffer])  # the scores have read every chunk, so all have landed
+        begin, end = table.seen_tokens(i)
+        _zero_unseen(ring, slots, begin, end, present)
+        alpha = _over_tokens(plgpu.load(alpha_smem.at[buffer], layout=_PER_ROW), tile)
+        new_outs = []
+        for slot, o in zip(slots, outs, strict=True):
+
+            def product(acc, slot=slot):
+                plgpu.wgmma(acc, ring.at[slot].transpose((1, 0)), p_smem.at[buffer].transpose((1, 0)))
+                return acc[...]
+
+            # One multiply-add per element either way: rescaling in place and accumulating there would save nothing.
+            new_outs.append(o * alpha + pl.run_scoped(product, plgpu.WGMMAAccumulatorRef(tile)))
+            plgpu.barrier_arrive(consumed.at[slot])
+        plgpu.barrier_arrive(p_empty.at[buffer])
+        return shape.slot(base, shape.chunks), next_present, tuple(new_outs)
+
+    zero = plgpu.layout_cast(jnp.zeros(tile, jnp.float32), plgpu.Layout.WGMMA)
+    _, present = table.entry(jnp.int32(0))
+    carry = (jnp.int32(0), present, (zero,) * shape.chunks_per_group)
+    *_, outs = lax.fori_loop(0, table.columns, page_step, carry)
+    plgpu.barrier_wait(finished)
+    inverse = _over_tokens(plgpu.load(inverse_smem, layout=_PER_ROW), tile)
+    rows = _block_rows(out, shape)
+    for chunk, o in zip(value_chunks, outs, strict=True):
+        # Transposed in registers, a thread holds neighbouring columns of one query row and stores them together.
+        o = plgpu.layout_cast((o * inverse).astype(out.dtype), plgpu.Layout.WGMMA_TRANSPOSED)
+        _store(rows.at[:, pl.ds(chunk * CHUNK, CHUNK)].transpose((1, 0)), o)
+
+
+def _zero_unseen(ring, slots, begin, end, present):
+    """Zeroes the tokens that no query sees: their bytes may be anything, and 0 * NaN would bring them back in P V."""
+    end = jnp.where(present, end, 0)
+
+    @pl.when((begin > 0) | (end < PAGE_SIZE))
+    def _():
+        token = _iota((PAGE_SIZE, CHUNK), 0)
+        keep = (token >= begin) & (token < end)
+        for slot in slots:
+            values = plgpu.load(ring.at[slot])
+            ring.at[slot][...] = jnp.where(keep, values, jnp.zeros_like(values))
+        plgpu.commit_smem()
+
+
+def _visible_range(table: Table, call: Call):
+    """Newest and oldest key that each query row sees, laid over the score tile; no oldest without a window."""
+    rows = _iota((PAGE_SIZE, call.shape.rows), 1) + lax.axis_index("tile") * call.shape.rows
+    # Unlike `visible.row_limits` this keeps so few values at a time that 32 rows do not spill.
+    query = sum(((rows >= j * call.heads).astype(jnp.int32) for j in range(1, call.seq)), jnp.zeros_like(rows))
+    newest = table.length - table.new_tokens + query
+    newest = jnp.where((query < table.new_tokens) & (rows < call.seq * call.heads), newest, -1)
+    return newest, None if call.window is None else newest - (call.window - 1)
+
+
+def _iota(shape, dimension: int):
+    return plgpu.broadcasted_iota(jnp.int32, shape, dimension, layout=plgpu.Layout.WGMMA)
+
+
+def _over_tokens(per_row, shape):
+    """Repeats one value per query row along the first axis of `shape`."""
+    return lax.broadcast_in_dim(per_row, shape, (1,))
+
+
+def _block_rows(ref, shape: RingShape):
+    """This block's query rows of an output [splits, B, padded rows, ...]."""
+    rows = pl.ds(lax.axis_index("tile") * shape.rows, shape.rows)
+    return ref.at[lax.axis_index("split"), lax.axis_index("batch"), rows]
+
+
+def _store(ref, value):
+    """Stores with whatever instructions the layout allows; newer Pallas wants to be told that they may be narrow."""
+    if hasattr(plgpu, "store"):
+        plgpu.store(ref, value, optimized=False)
+    else:
+        ref[...] = value
