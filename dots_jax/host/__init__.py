@@ -23,6 +23,9 @@ from dots_jax.host.page_keys import page_keys
 from dots_jax.host.pages import PageBuffer
 from dots_jax.host.slots import SlotTypeError
 from dots_jax.host.specs import KVSpec, LatentSpec, Spec
+from dots_jax.host.store import PageStore
+from dots_jax.host.store_backend import PageStoreError
+from dots_jax.host.store_namespace import namespace_digest
 
 __all__ = [
     "AllocatorGroup",
@@ -36,6 +39,8 @@ __all__ = [
     "LayerKV",
     "Layout",
     "PageBuffer",
+    "PageStore",
+    "PageStoreError",
     "PoolDemand",
     "SlotAllocator",
     "SlotTypeError",
@@ -44,6 +49,7 @@ __all__ = [
     "allocate_host_kv",
     "available_host_memory",
     "host_memory_budget",
+    "namespace_digest",
     "page_keys",
     "pages_for_tokens",
     "pages_from_bytes",

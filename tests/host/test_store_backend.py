@@ -1,0 +1,77 @@
+"""Running many operations: order of errors, progress, and that nothing is left running."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dots_jax.host.store_backend import open_kvstore, run_all
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def test_each_item_is_worked_on_once_and_reported(pool):
+    seen, steps, threads = [], [], set()
+
+    def progress(done, total):
+        steps.append((done, total))
+        threads.add(threading.current_thread())
+
+    run_all(pool, 4, 50, seen.append, progress)
+    assert sorted(seen) == list(range(50))
+    assert steps == [(i, 50) for i in range(1, 51)]
+    assert threads == {threading.current_thread()}
+
+
+def test_nothing_to_do_is_done_at_once(pool):
+    run_all(pool, 4, 0, lambda i: pytest.fail("no item"), lambda done, total: pytest.fail("no step"))
+
+
+def test_after_an_error_nothing_new_starts_and_nothing_goes_on(pool):
+    begun, running = [], []
+
+    def work(i):
+        begun.append(i)
+        running.append(i)
+        time.sleep(0.01)
+        running.remove(i)
+        if i == 5:
+            raise OSError("item 5")
+
+    with pytest.raises(OSError, match="item 5"):
+        run_all(pool, 4, 1000, work, None)
+    assert not running
+    assert len(begun) < 50
+    time.sleep(0.05)
+    assert len(begun) < 50
+
+
+def test_an_error_of_the_callback_stops_the_work(pool):
+    begun = []
+
+    def work(i):
+        begun.append(i)
+        time.sleep(0.005)
+
+    def progress(done, total):
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        run_all(pool, 2, 1000, work, progress)
+    assert len(begun) < 50
+
+
+@pytest.mark.parametrize("url", ["/tmp/pages", "pages", ""])
+def test_what_is_no_url_is_refused(url):
+    with pytest.raises(ValueError, match=rf"url: expected a URL such as file:///path or memory://, got '{url}'"):
+        open_kvstore(url, durable=False, memory_map=False, context=None)
+
+
+def test_unknown_schemes_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"url: 'ftp://host/x' is not a store .*unsupported URL scheme"):
+        open_kvstore("ftp://host/x", durable=False, memory_map=False, context=None)
