@@ -1,5 +1,6 @@
 """The page pool: which pages are free, and how many table entries hold each of the others."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
@@ -82,17 +83,19 @@ def give_up(pool: PagePool, pages: Int[Array, "..."], mask: Bool[Array, "..."]) 
     """
     pages, mask = pages.reshape(-1), mask.reshape(-1)
     nowhere = pool.num_pages  # scatters with mode="drop" leave this index out
-    mask = mask & (holder_counts(pool, pages) > 0)
+    # Each barrier keeps the compiler from reading the counts again after they were changed, which would cost a copy of
+    # all N of them instead of an update in place.
+    mask, before = jax.lax.optimization_barrier((mask & (holder_counts(pool, pages) > 0), pool.holders))
     safe = jnp.where(mask, pages, 0)
-    holders = pool.holders.at[jnp.where(mask, pages, nowhere)].add(-1, mode="drop")
-    emptied = mask & (holders[safe] <= 0)
+    holders = before.at[jnp.where(mask, pages, nowhere)].add(-1, mode="drop")
+    emptied, holders = jax.lax.optimization_barrier((mask & (holders[safe] <= 0), holders))
     # Several entries may have held a page that is now free, and one of them has to push it. They settle it in the
     # page's own count: each writes its number, below anything the subtraction can have left, and the lowest stays.
     count = pages.shape[0]
     ticket = -(count + 1) - jnp.arange(count, dtype=jnp.int32)
     targets = jnp.where(emptied, pages, nowhere)
     holders = holders.at[targets].min(ticket, mode="drop")
-    pushes = emptied & (holders[safe] == ticket)
+    pushes, holders = jax.lax.optimization_barrier((emptied & (holders[safe] == ticket), holders))
     holders = holders.at[targets].set(0, mode="drop")
     places = pool.num_free + jnp.cumsum(pushes, dtype=jnp.int32) - 1
     free_pages = pool.free_pages.at[jnp.where(pushes, places, nowhere)].set(pages, mode="drop")
