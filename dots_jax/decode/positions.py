@@ -21,13 +21,3 @@ def locate(
         page = jnp.take_along_axis(pages, jnp.where(in_table, column, 0), axis=1)
     present = in_table & (page >= 0) & (page < num_pages)
     return jnp.where(present, page, 0), positions % page_size, present
-
-
-def max_window_pages(window: int | None, steps: int, table_width: int, page_size: int) -> int:
-    """The most pages that the keys of one row's `steps` queries can touch, at most the table's width.
-
-    The `n = window + steps - 1` consecutive tokens touch the most pages when the first is the last of its page.
-    """
-    if window is None:
-        return table_width
-    return min((window + steps - 1 + page_size - 2) // page_size + 1, table_width)

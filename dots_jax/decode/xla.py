@@ -1,6 +1,6 @@
 """The decode in plain XLA operations: any device, any shape.
 
-For each row only the pages its window can touch are gathered, in blocks of bounded size, so neither time nor memory
+For each row only the tokens its window can reach are gathered, in blocks of bounded size, so neither time nor memory
 depends on the context length, the table's width or the pool's size. `window=None` visits the blocks that the row's
 length reaches.
 """
@@ -12,10 +12,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from dots_jax.decode.positions import max_window_pages
+from dots_jax.decode.positions import locate
 
 # One block holds any window up to 4 k tokens; longer ones are visited block by block with a running softmax.
-BLOCK_PAGES = 66
+BLOCK_TOKENS = 4096 + 64
+
+# The products are fastest on a CPU when the number of keys is a multiple of its vector width.
+TOKEN_MULTIPLE = 16
 
 
 class _Softmax(NamedTuple):
@@ -64,25 +67,23 @@ def _decode_row(
     scale: float,
     v_dim: int,
 ) -> tuple[Float[Array, "S H v_dim"], Float[Array, "S H"]]:
-    page_size = kv_pages.shape[1]
     steps, heads, _ = q.shape
     step = jnp.arange(steps)
     position = jnp.where(step < count, length - count + step, -1)
     # The oldest position that any query of this row sees.
     start = jnp.zeros_like(length) if window is None else jnp.maximum(length - count - (window - 1), 0)
-    num_columns = max_window_pages(window, steps, pages.shape[0], page_size)
-    block = partial(_attend_block, q, kv_pages, pages, position, start, window=window, scale=scale, v_dim=v_dim)
-    empty = _Softmax(jnp.full((steps, heads), -jnp.inf), jnp.zeros((steps, heads)), jnp.zeros((steps, heads, v_dim)))
-    first = start // page_size
-    if num_columns <= BLOCK_PAGES:
-        state = block(empty, first, num_columns=num_columns)
+    capacity = pages.shape[0] * kv_pages.shape[1]
+    reach = capacity if window is None else min(window + steps - 1, capacity)
+    tokens = -(-reach // TOKEN_MULTIPLE) * TOKEN_MULTIPLE
+    block = partial(_attend_block, q, kv_pages, pages, position, window=window, scale=scale, v_dim=v_dim)
+    state = _Softmax(jnp.full((steps, heads), -jnp.inf), jnp.zeros((steps, heads)), jnp.zeros((steps, heads, v_dim)))
+    if tokens <= BLOCK_TOKENS:
+        state = block(state, start, tokens=tokens)
     else:
-        reached = jnp.minimum(-(-jnp.max(position + 1) // page_size), pages.shape[0]) - first
+        end = jnp.minimum(jnp.max(position) + 1, capacity)
+        num_blocks = -(-jnp.maximum(end - start, 0) // BLOCK_TOKENS)
         state = jax.lax.fori_loop(
-            0,
-            -(-jnp.maximum(reached, 0) // BLOCK_PAGES),
-            lambda i, state: block(state, first + i * BLOCK_PAGES, num_columns=BLOCK_PAGES),
-            empty,
+            0, num_blocks, lambda i, state: block(state, start + i * BLOCK_TOKENS, tokens=BLOCK_TOKENS), state
         )
     seen = state.total > 0
     total = jnp.where(seen, state.total, 1.0)
@@ -95,25 +96,20 @@ def _attend_block(
     kv_pages: Float[Array, "N page_size D"],
     pages: Int[Array, " P"],
     position: Int[Array, " S"],
-    start: Int[Array, ""],
     state: _Softmax,
-    first_column: Int[Array, ""],
+    first: Int[Array, ""],
     *,
-    num_columns: int,
+    tokens: int,
     window: int | None,
     scale: float,
     v_dim: int,
 ) -> _Softmax:
-    """Adds the keys of `num_columns` pages from `first_column` on to a softmax in progress."""
-    num_pages, page_size, width = kv_pages.shape
-    column = first_column + jnp.arange(num_columns)
-    page = pages[jnp.minimum(column, pages.shape[0] - 1)]
-    present = (column < pages.shape[0]) & (page >= 0) & (page < num_pages)
-    key = (column[:, None] * page_size + jnp.arange(page_size)).reshape(-1)
-    readable = jnp.repeat(present, page_size) & (key >= start) & (key <= jnp.max(position))
-    keys = kv_pages[jnp.where(present, page, 0)].reshape(-1, width)
+    """Adds the `tokens` keys from position `first` on to a softmax in progress."""
+    key = first + jnp.arange(tokens)
+    page, offset, present = locate(pages[None], key[None], kv_pages.shape[1], kv_pages.shape[0])
+    readable = present[0] & (key <= jnp.max(position))
     # Masking the scores is not enough: a weight of 0 times a NaN is NaN again in the product with the values.
-    keys = jnp.where(readable[:, None], keys, 0)
+    keys = jnp.where(readable[:, None], kv_pages[page[0], offset[0]], 0)
     visible = readable & (key <= position[:, None])
     if window is not None:
         visible &= key > position[:, None] - window
@@ -130,17 +126,21 @@ def _update(
     v_dim: int,
 ) -> _Softmax:
     steps, heads, width = q.shape
-    product = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
-    scores = product(q.reshape(steps * heads, width), keys.T).reshape(steps, heads, -1) * scale
+    product = partial(jax.lax.dot_general, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+    # Contracting the keys' own last axis spares a CPU the transposed copy that `q @ keys.T` makes in bfloat16.
+    scores = product(q.reshape(steps * heads, width), keys, (((1,), (1,)), ((), ())))
+    scores = scores.reshape(steps, heads, -1) * scale
     scores = jnp.where(visible[:, None], scores, -jnp.inf)
     top = jnp.maximum(state.top, jnp.max(scores, axis=-1))
     # -inf - -inf is NaN: shift by 0 while nothing has been seen.
     shift = jnp.where(top == -jnp.inf, 0.0, top)
     weights = jnp.exp(scores - shift[..., None])
     rescale = jnp.exp(state.top - shift)
-    values = product(weights.astype(keys.dtype).reshape(steps * heads, -1), keys[:, :v_dim])
+    # A product with a slice of the keys copies the slice first, so a few columns that are no values come along.
+    values = keys if 4 * v_dim >= 3 * width else keys[:, :v_dim]
+    out = product(weights.astype(keys.dtype).reshape(steps * heads, -1), values, (((1,), (0,)), ((), ())))
     return _Softmax(
         top,
         state.total * rescale + jnp.sum(weights, axis=-1),
-        state.out * rescale[..., None] + values.reshape(steps, heads, v_dim),
+        state.out * rescale[..., None] + out.reshape(steps, heads, -1)[..., :v_dim],
     )

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dots_jax.decode import gather_latent, write_latent
-from dots_jax.decode.positions import locate, max_window_pages
+from dots_jax.decode.positions import locate
 from dots_jax.pages import PageTable
 
 jitted_write = jax.jit(write_latent)
@@ -124,15 +124,3 @@ def test_offsets_past_two_to_the_31():
     ):
         assert f"{30_842 * 64}x" not in lowered.as_text()
         assert f"{30_842 * 64 * 1088}x" not in lowered.as_text()
-
-
-@pytest.mark.parametrize(
-    ("window", "steps", "pages"),
-    [(513, 1, 9), (513, 2, 10), (513, 4, 10), (1, 1, 1), (2, 1, 2), (65, 1, 2), (66, 1, 3)],
-)
-def test_most_pages_of_a_window(window, steps, pages):
-    assert max_window_pages(window, steps, 100, 64) == pages
-    tokens = window + steps - 1
-    assert pages == max((first + tokens - 1) // 64 - first // 64 + 1 for first in range(64))
-    assert max_window_pages(window, steps, 1, 64) == 1
-    assert max_window_pages(None, steps, 100, 64) == 100

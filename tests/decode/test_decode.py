@@ -56,7 +56,7 @@ def test_value_widths(v_dim):
 
 
 def test_long_window_in_blocks():
-    lengths = [0, 1, 64 * xla.BLOCK_PAGES, 64 * xla.BLOCK_PAGES + 1, 9000]
+    lengths = [0, 1, xla.BLOCK_TOKENS, xla.BLOCK_TOKENS + 1, 9000]
     for window in (None, 5000):
         problem = make_problem(lengths, steps=3, dtype=jnp.float32, window=window, table_width=150)
         assert_close(poison(problem).decode(), problem.reference())

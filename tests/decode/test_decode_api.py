@@ -115,7 +115,7 @@ def test_forcing_the_kernel_on_a_cpu_names_the_device():
 
 
 def test_shapes_that_the_kernel_cannot_take_are_named():
-    with pytest.raises(NotImplementedError, match="'interpret' cannot run: dtype float32 is not.*'xla'"):
+    with pytest.raises(NotImplementedError, match=r"'interpret' cannot run: dtype float32 is not.*'xla'"):
         call(implementation="interpret")
 
 
