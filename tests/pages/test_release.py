@@ -124,3 +124,14 @@ def test_arguments_are_checked_before_tracing(call, error, says):
     pool, table = grown(200, 70)
     with pytest.raises(error, match=says):
         call(pool, table)
+
+
+def test_under_donation_the_pool_is_updated_in_place():
+    # A copy of the pool's counts or free list would show as temporary memory that grows with the pool.
+    def temporary_bytes(num_pages):
+        arguments = PagePool.create(num_pages), PageTable.empty(ROWS, 16), np.ones(ROWS, bool)
+        memory = jax.jit(free_rows, donate_argnums=(0, 1)).lower(*arguments).compile().memory_analysis()
+        assert memory is not None
+        return memory.temp_size_in_bytes
+
+    assert temporary_bytes(1 << 16) == temporary_bytes(1 << 10)
