@@ -121,8 +121,8 @@ class Checks:
             scale=spec.geometry.softmax_scale,
             v_dim=spec.geometry.kv_lora_rank,
         )
-        got = np.asarray(outputs.outs[layer][row]).astype(np.float64)
-        got_lse = np.asarray(outputs.lses[layer][row])
+        got = np.asarray(outputs.outs[layer])[row].astype(np.float64)
+        got_lse = np.asarray(outputs.lses[layer])[row]
         if not (np.isfinite(got).all() and np.isfinite(got_lse).all()):
             self.fail(f"{where}: the output is not finite")
             return

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
@@ -167,7 +166,7 @@ class _Run:
         nobody = np.full(self.options.batch, -1)
         self.state = admit(self.spec, self.state, self.banks, *_int32(0, 0, 0, 0))
         self.state, _ = decode_step(self.spec, self.state, self.banks, *_int32(nobody, nobody, 0))
-        self.state = finish(self.state, jnp.zeros(self.options.batch, bool))
+        self.state = finish(self.state, np.zeros(self.options.batch, bool))
         self.checks.warmed_up()
 
     def admit(self) -> None:
@@ -198,7 +197,7 @@ class _Run:
             self.watch.switch("decode", self.state)
         done = scheduler.finish()
         if done.any():
-            self.state = finish(self.state, jnp.asarray(done))
+            self.state = finish(self.state, done)
         self.step += 1
 
     def _check(self, outputs: Outputs, ids: np.ndarray, before: np.ndarray, last: bool) -> None:
@@ -219,7 +218,7 @@ class _Run:
         """Gives everything back, does the last checks and sums up."""
         self.watch.switch("check", self.state)
         peak = int(self.state.peak_pages)
-        self.state = finish(self.state, jnp.ones(self.options.batch, bool))
+        self.state = finish(self.state, np.ones(self.options.batch, bool))
         self.checks.empty(self.state)
         self.checks.traces()
         self.watch.switch("done", self.state)
@@ -250,5 +249,5 @@ class _Run:
         )
 
 
-def _int32(*values: int | np.ndarray) -> tuple[jax.Array, ...]:
-    return tuple(jnp.asarray(value, jnp.int32) for value in values)
+def _int32(*values: int | np.ndarray) -> tuple[np.ndarray, ...]:
+    return tuple(np.asarray(value, np.int32) for value in values)

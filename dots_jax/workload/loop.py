@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from dots_jax.config import LatentGeometry
 from dots_jax.decode import swa_latent_decode, write_latent
@@ -189,7 +189,7 @@ def decode_step(
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def finish(state: State, done: Int[Array, " B"]) -> State:
+def finish(state: State, done: Bool[Array, " B"]) -> State:
     """Gives up all pages of the rows in the mask."""
     TRACES["finish"] += 1
     pool, table = free_rows(state.pool, state.table, done)
