@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ from dots_jax.bench.shapes import Shape
 from dots_jax.bench.timing import Program, chain, interleave
 from dots_jax.bench.unfused import unfused_decode
 from dots_jax.decode import swa_latent_decode
+
+_COMPILE_SHARE = 2 / 3
 
 UNFUSED, TORCH = "unfused", "torch"
 
@@ -75,6 +78,7 @@ class Settings:
       round_s: seconds that a turn aims at.
       compile_threads: compilers at once, all before the first timing.
       torch: whether to time torch, where it is installed.
+      time_limit_s: seconds after which no further shape is started, two thirds of them for compiling; None is no limit.
     """
 
     dtype: Any
@@ -83,6 +87,7 @@ class Settings:
     round_s: float = 0.02
     compile_threads: int = 1
     torch: bool = True
+    time_limit_s: float | None = None
 
     @property
     def itemsize(self) -> int:
@@ -109,22 +114,46 @@ def measure(
       settings: how.
       device: where.
       ceilings: for the floor.
-      on_step: told after each compilation and each shape what was done.
+      on_step: told after each compilation and each shape what was done, from any thread.
+
+    Yields:
+      The results in the order of `shapes`; those that the time limit cut off are left out.
     """
-    with ThreadPoolExecutor(settings.compile_threads) as pool:
-        futures = {
-            (shape, name): pool.submit(_compile, shape, name, settings, device, ceilings)
-            for shape in shapes
-            for name in (UNFUSED, *settings.implementations)
-        }
-        compiled: dict[tuple[Shape, str], Any] = {}
-        for (shape, name), future in futures.items():
-            compiled[shape, name] = future.result()
-            on_step(f"compiled {shape.name} {name}")
+    started = time.monotonic()
+    compile_s = None if settings.time_limit_s is None else _COMPILE_SHARE * settings.time_limit_s
+    programs = _compile_all(shapes, settings, device, ceilings, on_step, compile_s)
     for shape in shapes:
-        programs = {name: compiled.pop((shape, name)) for name in (UNFUSED, *settings.implementations)}
-        yield _measure_shape(shape, programs, settings, device, ceilings)
-        on_step(f"timed {shape.name}")
+        late = settings.time_limit_s is not None and time.monotonic() - started > settings.time_limit_s
+        if shape in programs and not late:
+            yield _measure_shape(shape, programs.pop(shape), settings, device, ceilings)
+            on_step(f"timed {shape.name}")
+
+
+def _compile_all(
+    shapes: Sequence[Shape],
+    settings: Settings,
+    device: Device,
+    ceilings: Ceilings,
+    on_step: Callable[[str], None],
+    timeout_s: float | None,
+) -> dict[Shape, dict[str, Any]]:
+    """Programs by shape and implementation; without the shapes that were not ready after `timeout_s`."""
+    pool = ThreadPoolExecutor(settings.compile_threads)
+    names = (UNFUSED, *settings.implementations)
+    futures = {
+        shape: {name: pool.submit(_compile, shape, name, settings, device, ceilings) for name in names}
+        for shape in shapes
+    }
+    every = [future for by_name in futures.values() for future in by_name.values()]
+    for future in every:
+        future.add_done_callback(lambda done: None if done.cancelled() else on_step("compiling"))
+    wait(every, timeout_s)
+    pool.shutdown(wait=False, cancel_futures=True)
+    return {
+        shape: {name: future.result() for name, future in by_name.items()}
+        for shape, by_name in futures.items()
+        if all(future.done() and not future.cancelled() for future in by_name.values())
+    }
 
 
 def _call(shape: Shape, name: str) -> Callable[..., jax.Array]:

@@ -102,6 +102,11 @@ def default_names(platform: str, quick: bool) -> tuple[str, ...]:
     return QUICK if quick else tuple(shape.name for shape in ALL)
 
 
+def by_priority(shapes: Sequence[Shape]) -> list[Shape]:
+    """The same shapes, those of the quick runs first."""
+    return sorted(shapes, key=lambda shape: shape.name not in (*QUICK, *CPU_QUICK))
+
+
 def select(patterns: Sequence[str]) -> tuple[Shape, ...]:
     """The shapes whose names match one of the shell patterns, in the order of `ALL`.
 

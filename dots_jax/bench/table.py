@@ -10,7 +10,7 @@ from rich.table import Table
 
 from dots_jax.bench.device import Device
 from dots_jax.bench.floor import Ceilings
-from dots_jax.bench.run import ShapeResult, Timing
+from dots_jax.bench.run import TORCH, UNFUSED, ShapeResult, Timing
 
 
 def as_json(results: Sequence[ShapeResult], device: Device, ceilings: Ceilings, **more: Any) -> dict[str, Any]:
@@ -26,8 +26,18 @@ def as_json(results: Sequence[ShapeResult], device: Device, ceilings: Ceilings, 
     return {**more, "device": dataclasses.asdict(device), "ceilings": dataclasses.asdict(ceilings), "shapes": shapes}
 
 
-def print_table(results: Sequence[ShapeResult], device: Device, ceilings: Ceilings, console: Console) -> None:
-    """The ceilings, a row for each implementation at each shape, and a line for each problem."""
+def print_table(
+    results: Sequence[ShapeResult], device: Device, ceilings: Ceilings, console: Console, brief: bool = False
+) -> None:
+    """The ceilings, a row for each implementation at each shape, and a line for each problem.
+
+    Args:
+      results: what to print.
+      device: where they were measured.
+      ceilings: measured in the same run.
+      console: to print on.
+      brief: leave out the rows of the paths that are only compared with.
+    """
     console.print(
         f"{device.kind} ({device.platform}): copy {_three_digits(ceilings.bytes_per_s / 1e9)} GB/s, "
         f"matrix product {_three_digits(ceilings.flops_per_s / 1e12)} TFLOP/s, measured now",
@@ -39,8 +49,9 @@ def print_table(results: Sequence[ShapeResult], device: Device, ceilings: Ceilin
     for title in ("MB", "GFLOP", "floor us", "time us", "/ floor", "x unfused", "x torch", "spread", "GB/s", "TFLOP/s"):
         table.add_column(title, justify="right", no_wrap=True)
     for result in results:
-        for index, timing in enumerate(result.timings):
-            last = index == len(result.timings) - 1
+        shown = [timing for timing in result.timings if not (brief and timing.implementation in (UNFUSED, TORCH))]
+        for index, timing in enumerate(shown):
+            last = not brief and index == len(shown) - 1
             table.add_row(*_shape_cells(result, index == 0), *_timing_cells(result, timing), end_section=last)
     console.print(table)
     for result in results:

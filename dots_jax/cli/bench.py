@@ -1,10 +1,14 @@
 """`dots-jax bench`: times the decode implementations against a floor measured in the same run."""
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +53,9 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--no-torch", action="store_true", help="do not time torch where it is installed")
     parser.add_argument("--list", action="store_true", help="list the shapes and time nothing")
     parser.add_argument("--json", action="store_true", help="print one object instead of a table")
+    parser.add_argument("--brief", action="store_true", help="only the implementations' rows, not those compared with")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the JSON object there too, after every shape")
+    parser.add_argument("--time-limit", type=float, metavar="S", help="start no shape after this many seconds")
     parser.set_defaults(run=run)
 
 
@@ -62,17 +69,34 @@ def run(arguments: argparse.Namespace) -> int:
         raise ArgumentError(f"--rounds must be at least 1, got {arguments.rounds}")
     if arguments.list:
         return _list(_chosen(arguments, tuple(shape.name for shape in shapes_module.ALL)), arguments.json)
+    if arguments.time_limit is not None and not arguments.time_limit > 0:
+        raise ArgumentError(f"--time-limit must be positive, got {arguments.time_limit:g}")
+    if arguments.save and not arguments.save.absolute().parent.is_dir():
+        raise ArgumentError(f"--save {arguments.save}: there is no such folder")
     device = default_device()
     chosen = _chosen(arguments, shapes_module.default_names(device.platform, arguments.quick))
     settings = _settings(arguments, device)
-    results, ceilings = _measure(chosen, settings, device, arguments.quick)
-    _refuse_if_nothing_ran(arguments, results)
     versions = {"jax_version": jax.__version__, "torch_version": _version("torch"), "dtype": arguments.dtype}
+    report: dict[str, Any] = {}
+    results: list[ShapeResult] = []
+    with _progress(chosen, settings) as on_step:
+        ceilings = _ceilings(settings, device, arguments.quick)
+        on_step("ceilings")
+        # When time may run out, the shapes that say most come first.
+        for result in measure(shapes_module.by_priority(chosen), settings, device, ceilings, on_step):
+            results = sorted([*results, result], key=lambda done: chosen.index(done.shape))
+            report = as_json(results, device, ceilings, **versions)
+            if arguments.save:
+                arguments.save.write_text(json.dumps(report, indent=2))
+    _refuse_if_nothing_ran(arguments, results)
+    missing = [shape.name for shape in chosen if shape not in [result.shape for result in results]]
     if arguments.json:
-        print(json.dumps(as_json(results, device, ceilings, **versions), indent=2))
+        print(json.dumps(report | {"not_reached": missing}, indent=2))
     else:
         wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 150
-        print_table(results, device, ceilings, Console(width=wide))
+        print_table(results, device, ceilings, Console(width=wide), arguments.brief)
+        if missing:
+            print(f"not reached in {arguments.time_limit:g} s: {', '.join(missing)}")
     return int(any(timing.failed for result in results for timing in result.timings))
 
 
@@ -93,26 +117,31 @@ def _settings(arguments: argparse.Namespace, device: Device) -> Settings:
         round_s=0.05 if on_cpu else 0.02,
         compile_threads=1 if on_cpu else min(8, os.cpu_count() or 1),
         torch=not arguments.no_torch,
+        time_limit_s=arguments.time_limit,
     )
 
 
-def _measure(
-    chosen: tuple[Shape, ...], settings: Settings, device: Device, quick: bool
-) -> tuple[list[ShapeResult], Ceilings]:
+@contextlib.contextmanager
+def _progress(chosen: tuple[Shape, ...], settings: Settings) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error while that is a terminal; gives the function that advances it."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("ceilings", total=1 + len(chosen) * (len(settings.implementations) + 2))
+        yield lambda step: progress.update(task, advance=1, description=step)
 
-        def on_step(step: str) -> None:
-            progress.update(task, advance=1, description=step)
 
-        if device.queues_launches:
-            size = {"copy_bytes": 2 << 30, "matrix_size": 8192}
-        else:
-            size = {"copy_bytes": (128 if quick else 256) << 20, "matrix_size": 1024 if quick else 2048}
-        ceilings = measure_ceilings(settings.dtype, **size, rounds=settings.rounds, round_s=settings.round_s)
-        on_step("ceilings")
-        return list(measure(chosen, settings, device, ceilings, on_step)), ceilings
+def _ceilings(settings: Settings, device: Device, quick: bool) -> Ceilings:
+    if device.queues_launches:
+        copy_bytes, matrix_size = 2 << 30, 8192
+    else:
+        copy_bytes, matrix_size = ((128 << 20), 1024) if quick else ((256 << 20), 2048)
+    return measure_ceilings(
+        settings.dtype,
+        copy_bytes=copy_bytes,
+        matrix_size=matrix_size,
+        rounds=settings.rounds,
+        round_s=settings.round_s,
+    )
 
 
 def _refuse_if_nothing_ran(arguments: argparse.Namespace, results: list[ShapeResult]) -> None:
