@@ -1,19 +1,32 @@
-# make demo   the main job, in an environment of its own
-# make test   the tests              make test-long  the long sweeps
-# make lint   ruff and pyright       make notebooks  run every notebook from a clean kernel
+# make demo        the main job: the released model's sliding layers decode a workload
+# make test        the tests                make test-long      the long sweeps
+# make lint        ruff and pyright         make notebooks      run every notebook from a clean kernel
+# make kernel-report   compile the Hopper kernels, no GPU needed
+#
+# Each makes the environment it needs. CONSTRAINTS=constraints/oldest.txt picks the oldest supported jax.
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints/newest.txt
-EXTRAS ?= test,notebooks
 BIN := $(VENV)/bin
+# The CUDA compiler takes 1.5 GB, so it has an environment of its own.
+KERNEL_VENV := $(VENV)-kernel-report
 
-.PHONY: demo test test-long lint notebooks
+.PHONY: demo test test-long lint notebooks kernel-report
 
-$(VENV)/installed: pyproject.toml $(CONSTRAINTS)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12) and "dots-jax needs Python 3.12 or newer; name one with make PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]' --constraint $(CONSTRAINTS)
+define install
+	@$(PYTHON) -c 'import sys; sys.exit("dots-jax needs Python 3.12 or newer: make PYTHON=..." if sys.version_info < (3, 12) else 0)'
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --editable '.[$(EXTRAS)]' --constraint $(CONSTRAINTS)
 	@touch $@
+endef
+
+$(VENV)/installed: EXTRAS := test,notebooks
+$(VENV)/installed: pyproject.toml $(CONSTRAINTS)
+	$(install)
+
+$(KERNEL_VENV)/installed: EXTRAS := kernel-report
+$(KERNEL_VENV)/installed: pyproject.toml $(CONSTRAINTS)
+	$(install)
 
 demo: $(VENV)/installed
 	$(BIN)/python -m dots_jax decode
@@ -31,3 +44,6 @@ lint: $(VENV)/installed
 
 notebooks: $(VENV)/installed
 	$(BIN)/python notebooks/run.py
+
+kernel-report: $(KERNEL_VENV)/installed
+	$(KERNEL_VENV)/bin/python -m dots_jax kernel-report
