@@ -108,8 +108,7 @@ def prepare(arguments: argparse.Namespace) -> "tuple[LoopSpec, tuple[Request, ..
     options = JobOptions(arguments.batch, arguments.steps, num_pages, arguments.dtype, arguments.seed)
     _check_pool_size(spec, requests, num_pages)
     _check_memory(spec, options)
-    _check_implementation(spec, options)
-    return spec, requests, options
+    return spec._replace(implementation=_implementation(spec, options)), requests, options
 
 
 def load_config(path: str | None) -> "DotsConfig":
@@ -177,10 +176,15 @@ def _check_memory(spec: "LoopSpec", options: "JobOptions") -> None:
         )
 
 
-def _check_implementation(spec: "LoopSpec", options: "JobOptions") -> None:
-    reason = refusal(spec, batch=options.batch, num_pages=options.num_pages, dtype=options.dtype)
-    if reason:
-        raise ArgumentError(f"--implementation {spec.implementation or 'auto'}: {reason}")
+def _implementation(spec: "LoopSpec", options: "JobOptions") -> str:
+    """The one that was asked for, or the first that can run, so that the report says what ran."""
+    shape = {"batch": options.batch, "num_pages": options.num_pages, "dtype": options.dtype}
+    if spec.implementation is None:
+        kernel = spec._replace(implementation="mosaic_gpu")
+        return "xla" if refusal(kernel, **shape) else "mosaic_gpu"
+    if reason := refusal(spec, **shape):
+        raise ArgumentError(f"--implementation {spec.implementation}: {reason}")
+    return spec.implementation
 
 
 def refusal(spec: "LoopSpec", *, batch: int, num_pages: int, dtype: "DTypeLike") -> str | None:

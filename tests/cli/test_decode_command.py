@@ -1,5 +1,6 @@
 import json
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -237,5 +238,14 @@ def test_released_geometry(capsys):
     assert code == 0
     assert result["settings"]["dtype"] == "bfloat16"
     assert result["settings"]["window"] == 513
+    assert result["settings"]["implementation"] in ("xla", "mosaic_gpu")
     assert result["bytes_per_request"] == 10 * 64 * 2176
     assert 1e-7 < result["worst"]["cosine"] < 1e-5
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="says why the GPU kernel cannot run on a CPU")
+def test_an_implementation_that_cannot_run_says_why(capsys, small):
+    code, _, err = run(capsys, *small, "--implementation", "mosaic_gpu")
+    assert code == 2
+    assert "--implementation mosaic_gpu: implementation 'mosaic_gpu' cannot run" in err
+    assert err.count("\n") == 1
