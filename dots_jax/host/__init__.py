@@ -14,7 +14,6 @@ from dots_jax.host.capacity import (
     pages_for_tokens,
     pages_from_bytes,
     pages_from_ratio,
-    rank_share,
     share_budget,
 )
 from dots_jax.host.device import DeviceKV, LayerKV
@@ -54,6 +53,5 @@ __all__ = [
     "pages_for_tokens",
     "pages_from_bytes",
     "pages_from_ratio",
-    "rank_share",
     "share_budget",
 ]

@@ -7,7 +7,8 @@ Two roundings, each named at the call:
   gives at least one page.
 - `"down"` (for a limit that must hold): `pages = tokens // page_size`. The bytes never exceed the limit.
 
-All arithmetic is in integers; a ratio is applied as `int(device_tokens * ratio)`.
+All arithmetic is in integers; a ratio is applied as `int(device_tokens * ratio)`. How many bytes a rank may take of the
+host it shares is `host_memory_budget`'s business; its answer is what to pass here.
 """
 
 import dataclasses
@@ -91,22 +92,6 @@ def pages_from_bytes(nbytes: int | float, spec: SizedSpec, *, rounding: Rounding
         page = spec.bytes_per_token * spec.page_size
         raise ValueError(f"One page takes {page} bytes, more than the {int(nbytes)} bytes given.")
     return pages
-
-
-def rank_share(available: int, *, ranks_on_host: int = 1, reserve: int = 0) -> int:
-    """Bytes that one rank may take of the host memory it shares: `(available - reserve) // ranks_on_host`.
-
-    Args:
-      available: bytes free on the host.
-      ranks_on_host: processes on this host that each allocate their own buffers.
-      reserve: bytes left for everything else on the host, taken off once, before the division.
-
-    Raises:
-      ValueError: a negative figure, or no rank.
-    """
-    available = _at_least("available", available, 0)
-    reserve = _at_least("reserve", reserve, 0)
-    return max(available - reserve, 0) // _at_least("ranks_on_host", ranks_on_host, 1)
 
 
 def share_budget(total_bytes: int, demands: Mapping[str, PoolDemand]) -> dict[str, int]:

@@ -12,8 +12,8 @@ enough to say that a page is there. It names namespace and key, so that an objec
 for the page of that name.
 
 Both algorithms find tears, cuts and flipped bits; neither is a defence against someone who may write to the store, as
-no digest without a secret is. CRC-32 finds every single burst of up to 32 bits and misses other damage once in 2**32
-damaged objects.
+no digest without a secret is. CRC-32 finds all damage within 32 neighbouring bits, and misses other damage once in
+2**32 damaged objects.
 """
 
 import hashlib

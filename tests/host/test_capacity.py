@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dots_jax.host import host_memory_budget
 from dots_jax.host.capacity import (
     PoolDemand,
     pages_for_tokens,
     pages_from_bytes,
     pages_from_ratio,
-    rank_share,
     share_budget,
 )
 
@@ -46,11 +46,13 @@ def test_less_than_a_token_is_one_page_or_a_refusal():
     assert pages_from_bytes(1_474_560, FULL, rounding="down") == 1
 
 
-def test_a_host_is_shared_by_its_ranks_after_the_reserve():
+def test_the_pools_of_one_of_four_ranks():
     reserve, gib = 10 * 2**30, 2**30
-    assert rank_share(reserve + 64 * gib, ranks_on_host=4, reserve=reserve) == 16 * gib
-    assert rank_share(reserve - 1, ranks_on_host=4, reserve=reserve) == 0
-    assert rank_share(7, ranks_on_host=2) == 3
+    budget = host_memory_budget(available=reserve + 64 * gib, reserve=reserve, ranks_on_host=4)
+    assert budget == 16 * gib
+    pages = share_budget(budget, {"full": PoolDemand(FULL, 64_000), "swa": PoolDemand(SWA, 6_400)})
+    spent = 64 * (pages["full"] * FULL.bytes_per_token + pages["swa"] * SWA.bytes_per_token)
+    assert budget - 64 * (FULL.bytes_per_token + SWA.bytes_per_token) < spent <= budget
 
 
 def test_pools_share_in_proportion_to_their_bytes():
@@ -103,8 +105,6 @@ def test_both_roundings(tokens, page):
         (lambda: pages_from_ratio(100, 0, 4), "ratio must be finite and positive; got 0"),
         (lambda: pages_from_ratio(100, float("inf"), 4), "ratio must be finite and positive; got inf"),
         (lambda: pages_from_bytes(float("nan"), FULL), "nbytes must be finite and positive; got nan"),
-        (lambda: rank_share(10, ranks_on_host=0), "ranks_on_host must be at least 1; got 0"),
-        (lambda: rank_share(10, reserve=-1), "reserve must be at least 0; got -1"),
         (lambda: share_budget(10, {}), "at least one pool"),
         (lambda: share_budget(0, {"a": PoolDemand(FULL, 1)}), "total_bytes must be at least 1; got 0"),
         (lambda: PoolDemand(FULL, 0), "device_tokens must be at least 1; got 0"),
