@@ -17,6 +17,8 @@ from dots_jax.host.capacity import (
     share_budget,
 )
 from dots_jax.host.device import DeviceKV, LayerKV
+from dots_jax.host.drafts import with_drafts
+from dots_jax.host.layerwise import LayerLoads, LoadedLayer
 from dots_jax.host.layouts import IoBackend, Layout
 from dots_jax.host.page_keys import page_keys
 from dots_jax.host.pages import PageBuffer
@@ -36,7 +38,9 @@ __all__ = [
     "LatentHostKV",
     "LatentSpec",
     "LayerKV",
+    "LayerLoads",
     "Layout",
+    "LoadedLayer",
     "PageBuffer",
     "PageStore",
     "PageStoreError",
@@ -54,4 +58,5 @@ __all__ = [
     "pages_from_bytes",
     "pages_from_ratio",
     "share_budget",
+    "with_drafts",
 ]

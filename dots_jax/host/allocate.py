@@ -1,5 +1,7 @@
 """Allocating host buffers, with every refusal before the first byte."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -38,12 +40,19 @@ def resolve_memory(memory_kind: str | Device, device: Device | None = None) -> t
     return owner, memory_kind
 
 
+@functools.lru_cache(maxsize=64)
+def _fresh_zeros(shape: tuple[int, ...], dtype: Any, sharding: SingleDeviceSharding) -> Callable[[], jax.Array]:
+    # The type then says "host" inside `jit` too, so that results go back where their buffer was.
+    pinned = sharding.memory_kind == "pinned_host"
+    space = jax.memory.Space.Host if pinned else jax.memory.Space.Device
+    return jax.jit(lambda: jax.device_put(jnp.zeros(shape, dtype), space), out_shardings=sharding)
+
+
 def _zeros(shape: tuple[int, ...], dtype: Any, device: Device, kind: str) -> jax.Array:
     sharding = SingleDeviceSharding(device, memory_kind=kind)
     if device.platform == "cpu":
-        # A fresh XLA buffer: one borrowed from NumPy could not be donated. Inside `jit` the type then says "host" too.
-        space = jax.memory.Space.Host if kind == "pinned_host" else jax.memory.Space.Device
-        return jax.jit(lambda: jax.device_put(jnp.zeros(shape, dtype), space), out_shardings=sharding)()
+        # A fresh XLA buffer: one borrowed from NumPy could not be donated.
+        return _fresh_zeros(shape, dtype, sharding)()
     # Straight into host memory: filling it on the device would take the whole buffer there first.
     return jax.device_put(np.zeros(shape, dtype), sharding)
 

@@ -12,6 +12,7 @@ from jaxtyping import Shaped
 
 from dots_jax.host import layouts, pages, transfer
 from dots_jax.host.device import DeviceKV, LayerKV
+from dots_jax.host.layerwise import LayerLoads
 from dots_jax.host.layouts import Side
 from dots_jax.host.pages import PageBuffer
 from dots_jax.host.specs import KVSpec, LatentSpec, Spec
@@ -80,13 +81,23 @@ class HostKV:
         """Bytes of all leaves."""
         return self.num_slots * self.spec.bytes_per_token
 
-    def backup(self, device: DeviceKV, host_slots: Any, device_slots: Any, *, donate: bool = False) -> Any:
+    def backup(
+        self,
+        device: DeviceKV,
+        host_slots: Any,
+        device_slots: Any,
+        *,
+        chunk_pages: int | None = None,
+        donate: bool = False,
+    ) -> Any:
         """Copies slots of all layers from the device arrays into this buffer.
 
         Args:
           device: arrays of every layer, draft layers last.
           host_slots: integer slots of this buffer, a list, a NumPy array or a device array.
           device_slots: slots of the device arrays, one for each host slot.
+          chunk_pages: gather at most so many pages at a time into a block, and write that. The result is the same for
+            every size; where not given, pages are copied straight from array to array if one function can see both.
           donate: give up this buffer's memory to the result. The cost then follows the slots moved; without it the
             whole buffer is copied. This buffer is deleted.
 
@@ -100,7 +111,7 @@ class HostKV:
             Slots that are traced cannot be checked: those that are out of range, or (where whole pages are moved) not
             part of a whole page, then move nothing.
         """
-        return transfer.backup(self, device, host_slots, device_slots, donate=donate)
+        return transfer.backup(self, device, host_slots, device_slots, chunk_pages=chunk_pages, donate=donate)
 
     def load(
         self,
@@ -130,6 +141,27 @@ class HostKV:
           ValueError: as for `backup`; also a layer that does not exist.
         """
         return transfer.load(self, device, layer, host_slots, device_slots, device_layer=device_layer, donate=donate)
+
+    def load_layers(
+        self, device: DeviceKV, host_slots: Any, device_slots: Any, *, prefetch: int = 1, donate: bool = False
+    ) -> LayerLoads:
+        """Loads every layer in turn; see `LayerLoads`.
+
+        Args:
+          device: arrays of every layer.
+          host_slots: slots of this buffer.
+          device_slots: slots of the device arrays, one for each host slot.
+          prefetch: layers whose load runs ahead of the one handed out.
+          donate: give up the device arrays of each layer as its load starts.
+
+        Returns:
+          An iterator of `(layer, (k, v))`, one for each layer in order.
+
+        Raises:
+          TypeError: as for `backup`.
+          ValueError: as for `backup`, before anything is loaded.
+        """
+        return LayerLoads(self, device, host_slots, device_slots, prefetch=prefetch, donate=donate)
 
     def page_buffers(self, host_slots: Any) -> list[PageBuffer]:
         """Where the bytes of whole pages are, for I/O that needs no copy.

@@ -5,6 +5,7 @@ eager calls pad their vectors to a power of two, so that few sizes are ever comp
 are sorted behind the ones that may.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -13,6 +14,9 @@ from jax import Array
 from jaxtyping import Bool, Int, Int32
 
 from dots_jax.host.slots import SlotPair
+
+# Vectors are at least this long, so that short transfers share one compiled function.
+_FEWEST = 8
 
 
 class Moves(NamedTuple):
@@ -44,8 +48,21 @@ def plan(pair: SlotPair, *, num_host: int, num_device: int, page_size: int, need
         return _plan_traced(pair, num_host, num_device, run), run
     run = page_size if pair.by_page else 1
     host, device = (np.asarray(slots)[::run] for slots in (pair.host, pair.device))
-    padding = (1 << max(host.size - 1, 0).bit_length()) - host.size
-    return Moves(np.pad(host, (0, padding)), np.pad(device, (0, padding)), np.int32(host.size)), run
+    return padded(host, device), run
+
+
+def padded(host: np.ndarray, device: np.ndarray) -> Moves:
+    """Moves of known runs, in vectors of one of a few lengths."""
+    padding = (1 << max(host.size - 1, _FEWEST - 1).bit_length()) - host.size
+    return Moves(np.pad(host, (0, padding)), np.pad(device, (0, padding)), np.int32(host.size))
+
+
+def chunks(moves: Moves, size: int) -> Iterator[Moves]:
+    """Known moves in pieces of at most `size` runs; at least one piece, which may be empty."""
+    total = int(moves.total)
+    for start in range(0, max(total, 1), size):
+        stop = min(start + size, total)
+        yield padded(moves.host[start:stop], moves.device[start:stop])
 
 
 def _in_range(slots: Int[Array, " n"], size: int) -> tuple[Int32[Array, " n"], Bool[Array, " n"]]:

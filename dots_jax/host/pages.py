@@ -3,12 +3,11 @@
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dots_jax.host import layouts
-from dots_jax.host.placement import rebuild, relabel, update
-from dots_jax.host.regions import as_bits, from_bits, read_block, write_block
+from dots_jax.host.placement import as_bytes, call, leaves_to_move, rebuild_moved, relabel, update
+from dots_jax.host.regions import read_block, write_block
 from dots_jax.host.slots import check_pages
 
 if TYPE_CHECKING:
@@ -55,14 +54,13 @@ def _check_page(host: "HostKV", page: int) -> int:
     return number
 
 
-@jax.jit
-def _read_page(host: "HostKV", page: Any) -> tuple[jax.Array, ...]:
-    """One block per side, as unsigned integers."""
+def _read_page(host: "HostKV", page: Any, *, reinterpret: bool) -> tuple[jax.Array, ...]:
+    """One block per side."""
     host = relabel(host)
-    spec = host.spec
+    spec, leaves = host.spec, leaves_to_move(host, reinterpret)
     return tuple(
         read_block(
-            as_bits(host.leaves[side.leaf]),
+            leaves[side.leaf],
             side,
             host.layout,
             spec.page_size,
@@ -77,20 +75,21 @@ def _read_page(host: "HostKV", page: Any) -> tuple[jax.Array, ...]:
 
 def get_page(host: "HostKV", page: int) -> np.ndarray:
     """See `HostKV.get_page`."""
-    blocks = _read_page(host, jnp.int32(_check_page(host, page)))
+    blocks = call(_read_page, host.spec.dtype, host, np.int32(_check_page(host, page)))
     flat = [np.asarray(block).reshape(-1).view(np.uint8) for block in blocks]
     return flat[0] if len(flat) == 1 else np.concatenate(flat)
 
 
-def _write_page(host: "HostKV", page: Any, blocks: tuple[jax.Array, ...]) -> "HostKV":
+def _write_page(host: "HostKV", page: Any, blocks: tuple[jax.Array, ...], *, reinterpret: bool) -> "HostKV":
     original, host = host, relabel(host)
     spec = host.spec
-    leaves = {name: as_bits(leaf) for name, leaf in host.leaves.items()}
+    leaves = leaves_to_move(host, reinterpret)
     for side, block in zip(host.sides, blocks, strict=True):
+        block = as_bytes(block) if reinterpret else block
         leaves[side.leaf] = write_block(
             leaves[side.leaf], block, side, host.layout, spec.page_size, layer=0, slot=page * spec.page_size
         )
-    return rebuild(original, {name: from_bits(leaf, spec.dtype) for name, leaf in leaves.items()})
+    return rebuild_moved(original, leaves)
 
 
 def set_page(host: "HostKV", page: int, data: Any, *, donate: bool = False) -> "HostKV":
@@ -101,12 +100,10 @@ def set_page(host: "HostKV", page: int, data: Any, *, donate: bool = False) -> "
         raise ValueError(
             f"data: expected {spec.page_bytes} bytes for one page of {spec}, got {flat.dtype} of shape {flat.shape}."
         )
-    # Blocks hold the unsigned integers that `as_bits` makes of the leaves, or other dtypes of eight bytes as they are.
-    bits = jax.eval_shape(as_bits, jax.ShapeDtypeStruct((), spec.dtype)).dtype
     blocks, start = [], 0
     for side in host.sides:
         shape = (spec.num_layers, spec.page_size, side.heads, side.width)
         stop = start + layouts.side_nbytes(spec, side, 1)
-        blocks.append(np.ascontiguousarray(flat[start:stop]).view(bits).reshape(shape))
+        blocks.append(np.ascontiguousarray(flat[start:stop]).view(spec.dtype).reshape(shape))
         start = stop
-    return update(_write_page, host, jnp.int32(number), tuple(blocks), donate=donate)
+    return update(_write_page, spec.dtype, host, np.int32(number), tuple(blocks), donate=donate)

@@ -1,8 +1,8 @@
 """Reading and writing rectangular parts of a host buffer, whatever its layout.
 
 A *block* is `[layer, token, head, width]` of one side; its tokens lie in one page. The layout's axis names say where
-each block axis goes, so every layout shares the code here. Bytes are moved as unsigned integers: no floating-point
-operation ever sees them, and NaN payloads survive.
+each block axis goes, so every layout shares the code here. Bytes are only ever sliced: nothing computes with
+them, and NaN payloads survive.
 """
 
 from typing import Any
@@ -13,21 +13,9 @@ from jax import Array, lax
 from jaxtyping import Shaped
 
 from dots_jax.host.layouts import AXES, Side
+from dots_jax.host.placement import in_space
 
 _BLOCK_AXIS = {"layer": 0, "slot": 1, "offset": 1, "head": 2, "width": 3}
-
-
-def as_bits(array: Array) -> Array:
-    """The same bytes as unsigned integers of the same width."""
-    dtype = jnp.dtype(array.dtype)
-    if dtype.kind == "u" or dtype.itemsize not in (1, 2, 4):
-        return array
-    return lax.bitcast_convert_type(array, f"uint{8 * dtype.itemsize}")
-
-
-def from_bits(array: Array, dtype: Any) -> Array:
-    """The inverse of `as_bits`."""
-    return array if array.dtype == dtype else lax.bitcast_convert_type(array, dtype)
 
 
 def _place(side: Side, layout: str, page_size: int, layer: Any, slot: Any) -> list[Any]:
@@ -44,12 +32,6 @@ def _place(side: Side, layout: str, page_size: int, layer: Any, slot: Any) -> li
     return [jnp.asarray(i, jnp.int32) for i in (*start, *(place[axis] for axis in AXES[layout]))]
 
 
-def _in_leaf_space(block: Array, leaf: Array) -> Array:
-    """Moves a block to the memory space of the leaf, where they differ."""
-    space = jax.typeof(leaf).memory_space
-    return block if jax.typeof(block).memory_space == space else jax.device_put(block, space)
-
-
 def write_block(
     leaf: Shaped[Array, "..."],
     block: Shaped[Array, "layer token head width"],
@@ -60,7 +42,7 @@ def write_block(
     layer: Any,
     slot: Any,
 ) -> Shaped[Array, "..."]:
-    """Writes a block over one side of a leaf; both hold unsigned integers.
+    """Writes a block over one side of a leaf.
 
     Args:
       leaf: the buffer.
@@ -78,7 +60,7 @@ def write_block(
     if side.index is not None:
         block = block[None]
     start = _place(side, layout, page_size, layer, slot)
-    return lax.dynamic_update_slice(leaf, _in_leaf_space(block, leaf), start)
+    return lax.dynamic_update_slice(leaf, in_space(block, jax.typeof(leaf).memory_space), start)
 
 
 def read_block(
@@ -104,8 +86,7 @@ def read_block(
     }
     lengths = [*([] if side.index is None else [1]), *(sizes[axis] for axis in axes)]
     part = lax.dynamic_slice(leaf, _place(side, layout, page_size, layer, slot), lengths)
-    if jax.typeof(part).memory_space != jax.memory.Space.Device:
-        part = jax.device_put(part, jax.memory.Space.Device)
+    part = in_space(part, jax.memory.Space.Device)
     kept = [axis for axis in axes if axis != "page"]
     part = part.reshape([sizes[axis] for axis in kept])
     order = {_BLOCK_AXIS[axis]: place for place, axis in enumerate(kept)}

@@ -4,17 +4,20 @@ Both directions are a loop over runs of tokens in which each copy is one slice w
 the cost follows what is moved and no buffer is ever copied whole.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.core import Tracer
 
+from dots_jax.host import staged
 from dots_jax.host.device import DeviceKV, LayerKV, check_device
 from dots_jax.host.moves import Moves, plan
-from dots_jax.host.placement import rebuild, relabel, update
-from dots_jax.host.regions import as_bits, from_bits, read_block, write_block
+from dots_jax.host.placement import from_bytes, is_traced, leaves_to_move, rebuild_moved, relabel, rows_of, update
+from dots_jax.host.regions import read_block, write_block
 from dots_jax.host.slots import check_pair
 
 if TYPE_CHECKING:
@@ -30,12 +33,6 @@ def moves_whole_pages(host: "HostKV") -> bool:
     return host.layout != "layer_first" and host.io_backend != "kernel"
 
 
-def _rows(array: Array) -> Array:
-    """A device array as `[slots, heads, width]` of unsigned integers; a latent row may come without its one head."""
-    bits = as_bits(array)
-    return bits[:, None] if bits.ndim == 2 else bits
-
-
 def _plan(host: "HostKV", num_device: int, host_slots: Any, device_slots: Any) -> tuple[Moves, int]:
     sizes: dict[str, Any] = {
         "num_host": host.num_slots,
@@ -46,17 +43,45 @@ def _plan(host: "HostKV", num_device: int, host_slots: Any, device_slots: Any) -
     return plan(check_pair(host_slots, device_slots, **sizes), **sizes)
 
 
-def backup(host: "HostKV", device: DeviceKV, host_slots: Any, device_slots: Any, *, donate: bool) -> "HostKV":
+def needs_staging(host: "HostKV", *others: Any) -> bool:
+    """Whether the buffer is somewhere that one compiled function cannot mix with the device arrays."""
+    if is_traced((host, others)):
+        return False
+    leaf = next(iter(host.leaves.values()))
+    array = jax.tree.leaves(others)[0]
+    if not isinstance(leaf, Array) or not isinstance(array, Array):
+        return False
+    if leaf.sharding.device_set != array.sharding.device_set:
+        return True
+    return jax.default_backend() != "cpu" and leaf.sharding.memory_kind != array.sharding.memory_kind
+
+
+def backup(
+    host: "HostKV",
+    device: DeviceKV,
+    host_slots: Any,
+    device_slots: Any,
+    *,
+    chunk_pages: int | None = None,
+    donate: bool,
+) -> "HostKV":
     """See `HostKV.backup`."""
+    if chunk_pages is not None and chunk_pages < 1:
+        raise ValueError(f"chunk_pages: expected at least 1, got {chunk_pages}.")
     num_device = check_device(device, host.spec, num_layers=host.spec.num_layers)
     moves, run = _plan(host, num_device, host_slots, device_slots)
-    return update(_backup, host, device, moves, donate=donate, run=run)
+    if needs_staging(host, device, moves) or (chunk_pages and not is_traced((host, device, moves))):
+        size = chunk_pages or staged.CHUNK_PAGES
+        return staged.backup_in_chunks(host, device, moves, run, chunk_pages=size, donate=donate)
+    return update(_backup, host.spec.dtype, host, device, moves, donate=donate, run=run)
 
 
-def _backup(host: "HostKV", device: DeviceKV, moves: Moves, *, run: int) -> "HostKV":
+def _backup(host: "HostKV", device: DeviceKV, moves: Moves, *, run: int, reinterpret: bool) -> "HostKV":
     original, host = host, relabel(host)
     spec = host.spec
-    sources = [[_rows(array) for array in (device.k if side.name == "k" else device.v)] for side in host.sides]
+    sources = [
+        [rows_of(array, reinterpret) for array in (device.k if side.name == "k" else device.v)] for side in host.sides
+    ]
 
     def move(i: Array, leaves: dict[str, Array]) -> dict[str, Array]:
         for side, layers in zip(host.sides, sources, strict=True):
@@ -73,9 +98,7 @@ def _backup(host: "HostKV", device: DeviceKV, moves: Moves, *, run: int) -> "Hos
                 )
         return leaves
 
-    leaves = {name: as_bits(leaf) for name, leaf in host.leaves.items()}
-    leaves = lax.fori_loop(0, moves.total, move, leaves)
-    return rebuild(original, {name: from_bits(leaf, spec.dtype) for name, leaf in leaves.items()})
+    return rebuild_moved(original, lax.fori_loop(0, moves.total, move, leaves_to_move(host, reinterpret)))
 
 
 def check_layer(name: str, layer: Any, num_layers: int) -> Any:
@@ -106,20 +129,53 @@ def load(
     donate: bool,
 ) -> LayerKV:
     """See `HostKV.load`."""
-    expected = host.spec.num_layers if device_layer is None else max(device.num_layers, 1)
-    num_device = check_device(device, host.spec, num_layers=expected)
     layer = check_layer("layer", layer, host.spec.num_layers)
-    target = check_layer("device_layer", layer if device_layer is None else device_layer, device.num_layers)
+    start = prepare_loads(host, device, host_slots, device_slots, own_layers=device_layer is not None, donate=donate)
+    return start(layer, device_layer)
+
+
+def prepare_loads(
+    host: "HostKV",
+    device: DeviceKV,
+    host_slots: Any,
+    device_slots: Any,
+    *,
+    own_layers: bool = False,
+    donate: bool,
+) -> Callable[..., LayerKV]:
+    """Checks what loads of any layer have in common, once.
+
+    Args:
+      host: the buffer.
+      device: the device arrays.
+      host_slots: slots of the buffer.
+      device_slots: slots of the device arrays.
+      own_layers: whether `device` counts its layers by itself instead of having those of the buffer.
+      donate: give up each layer's device arrays as its load starts.
+
+    Returns:
+      `start(layer, device_layer=None)`, which starts one layer's load and returns its arrays.
+    """
+    expected = max(device.num_layers, 1) if own_layers and isinstance(device, DeviceKV) else host.spec.num_layers
+    num_device = check_device(device, host.spec, num_layers=expected)
     moves, run = _plan(host, num_device, host_slots, device_slots)
-    if isinstance(target, Tracer):
-        raise TypeError("load: which device arrays to fill has to be known while tracing; give device_layer.")
-    return update(_load, device.layer(target), host, jnp.int32(layer), moves, donate=donate, run=run)
+
+    def start(layer: Any, device_layer: Any = None) -> LayerKV:
+        target = check_layer("device_layer", layer if device_layer is None else device_layer, device.num_layers)
+        if isinstance(target, Tracer):
+            raise TypeError("load: which device arrays to fill has to be known while tracing; give device_layer.")
+        arrays = device.layer(target)
+        if needs_staging(host, arrays, moves):
+            return staged.load_in_chunks(arrays, host, layer, moves, run, chunk_pages=staged.CHUNK_PAGES, donate=donate)
+        return update(_load, host.spec.dtype, arrays, host, jnp.int32(layer), moves, donate=donate, run=run)
+
+    return start
 
 
-def _load(arrays: LayerKV, host: "HostKV", layer: Array, moves: Moves, *, run: int) -> LayerKV:
+def _load(arrays: LayerKV, host: "HostKV", layer: Array, moves: Moves, *, run: int, reinterpret: bool) -> LayerKV:
     host = relabel(host)
     spec = host.spec
-    leaves = {name: as_bits(leaf) for name, leaf in host.leaves.items()}
+    leaves = leaves_to_move(host, reinterpret)
     given = [array for array in arrays if array is not None]
 
     def move(i: Array, targets: list[Array]) -> list[Array]:
@@ -142,6 +198,6 @@ def _load(arrays: LayerKV, host: "HostKV", layer: Array, moves: Moves, *, run: i
             for side, rows in zip(host.sides, targets, strict=True)
         ]
 
-    targets = lax.fori_loop(0, moves.total, move, [_rows(array) for array in given])
-    done = [from_bits(rows.reshape(array.shape), spec.dtype) for rows, array in zip(targets, given, strict=True)]
+    targets = lax.fori_loop(0, moves.total, move, [rows_of(array, reinterpret) for array in given])
+    done = (from_bytes(rows.reshape(array.shape), spec.dtype) for rows, array in zip(targets, given, strict=True))
     return LayerKV(*done)
