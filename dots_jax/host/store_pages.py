@@ -77,14 +77,19 @@ class PageWriter:
             if self._sides is None:
                 # XLA hands out memory that nothing else refers to: the donated buffer's, or a copy. Nobody but this
                 # writer has the arrays until `finish`, so that writing to them changes no value that anyone has seen.
-                own = update(_same, self._host, donate=True) if self._donate else jax.tree.map(_copy, self._host)
+                own = (
+                    update(_same, self._host.spec.dtype, self._host, donate=True)
+                    if self._donate
+                    else jax.tree.map(_copy, self._host)
+                )
                 self._host = jax.block_until_ready(own)
                 leaves = {name: _writable(_bytes_of(leaf)) for name, leaf in self._host.leaves.items()}
                 self._sides = [_blocks(leaves[side.leaf], side, self._host) for side in self._host.sides]
             return self._sides
 
 
-def _same(host_kv: Any) -> Any:
+def _same(host_kv: Any, *, reinterpret: bool) -> Any:
+    del reinterpret  # nothing is sliced
     return host_kv
 
 
