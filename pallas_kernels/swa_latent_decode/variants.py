@@ -1,6 +1,7 @@
 """The compiled variants that are reported and held to their budgets: one for each way the kernel's code differs."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,8 @@ from pallas_kernels.report import Variant
 from pallas_kernels.swa_latent_decode.api import decode
 from pallas_kernels.swa_latent_decode.config import PAGE_SIZE, Config
 
-_RELEASED = {"width": 1088, "v_dim": 1024, "window": 513, "table_width": 12}
-_DEFAULT = {"width": 576, "v_dim": 512, "window": None, "table_width": 64}
+_RELEASED: dict[str, Any] = {"width": 1088, "v_dim": 1024, "window": 513, "table_width": 12}
+_DEFAULT: dict[str, Any] = {"width": 576, "v_dim": 512, "window": None, "table_width": 64}
 
 
 def variants() -> tuple[Variant, ...]:
