@@ -1,6 +1,6 @@
 """Replays a trace of prefix blocks through a host tier: `SlotAllocator` slots under a least-recently-used index.
 
-    python benchmarks/host_tier_replay.py [TRACE] [--blocks 500 1000 2000 4000] [--json]
+    python -m benchmarks.host_tier_replay [TRACE] [--blocks 500 1000 2000 4000] [--json]
 
 A trace line is JSON with `hash_ids`: one id for each full 512-token block of a request's prompt, equal ids for equal
 prefixes. A request hits the leading blocks that are resident; then all its blocks are touched or stored, the last one

@@ -1,6 +1,6 @@
 """Page store on local files against plain Python file I/O of the same bytes, interleaved.
 
-    python benchmarks/page_store.py [--pages 1000] [--directory DIR] [--json]
+    python -m benchmarks.page_store [--pages 1000] [--directory DIR] [--json]
 
 Ratios are plain time / store time (1 = as fast as plain files), the median over rounds; files stay in the page cache on
 both sides. The plain side writes and reads the bytes of each page with `open`; the store also checks, checksums, moves
@@ -76,10 +76,10 @@ def fill(pages: int) -> tuple[Any, np.ndarray]:
 
 
 VARIANTS = {
-    "crc32": {},
-    "crc32, mapped reads": {"memory_map": True},
+    "sum64": {},
+    "crc32": {"checksum": "crc32"},
     "sha256": {"checksum": "sha256"},
-    "crc32, durable": {"durable": True},
+    "durable": {"durable": True},
 }
 
 

@@ -16,7 +16,7 @@ class PageStoreError(OSError):
 
 
 def open_kvstore(
-    url: str | Mapping[str, Any], *, durable: bool, memory_map: bool, context: Mapping[str, Any] | ts.Context | None
+    url: str | Mapping[str, Any], *, durable: bool, context: Mapping[str, Any] | ts.Context | None
 ) -> ts.KvStore:
     """Opens a key-value store by URL or by tensorstore's own JSON.
 
@@ -26,8 +26,7 @@ def open_kvstore(
     if isinstance(url, str) and "://" not in url:
         raise ValueError(f"url: expected a URL such as file:///path or memory://, got {url!r}.")
     if not isinstance(context, ts.Context):
-        settings = {"file_io_sync": durable, "file_io_mode": {"mode": "memmap" if memory_map else "default"}}
-        context = ts.Context(settings | dict(context or {}))
+        context = ts.Context({"file_io_sync": durable} | dict(context or {}))
     try:
         return ts.KvStore.open(url if isinstance(url, str) else dict(url), context=context).result()
     except Exception as error:

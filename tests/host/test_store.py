@@ -64,7 +64,7 @@ def test_a_store_is_found_again(files):
     with PageStore.open(files, T1, model_name="m") as store:
         store.put(KEYS, host, range(8))
         namespace = store.namespace
-    with PageStore.open(files, T1, model_name="m", checksum="sha256", memory_map=True, durable=True) as store:
+    with PageStore.open(files, T1, model_name="m", checksum="sha256", durable=True) as store:
         assert store.namespace == namespace
         assert store.longest_prefix(KEYS) == 4
         result, hits = store.get(KEYS, random_host(T1, "page_first", 4, seed=2), range(8))

@@ -69,9 +69,9 @@ def test_an_error_of_the_callback_stops_the_work(pool):
 @pytest.mark.parametrize("url", ["/tmp/pages", "pages", ""])
 def test_what_is_no_url_is_refused(url):
     with pytest.raises(ValueError, match=rf"url: expected a URL such as file:///path or memory://, got '{url}'"):
-        open_kvstore(url, durable=False, memory_map=False, context=None)
+        open_kvstore(url, durable=False, context=None)
 
 
 def test_unknown_schemes_are_refused_by_name():
     with pytest.raises(ValueError, match=r"url: 'ftp://host/x' is not a store .*unsupported URL scheme"):
-        open_kvstore("ftp://host/x", durable=False, memory_map=False, context=None)
+        open_kvstore("ftp://host/x", durable=False, context=None)

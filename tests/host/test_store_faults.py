@@ -15,11 +15,11 @@ from dots_jax.host import store as store_module
 KEYS = page_keys(range(8), 2)
 
 
-@pytest.fixture(params=[False, True], ids=["read", "mapped"])
-def world(request, tmp_path):
+@pytest.fixture
+def world(tmp_path):
     """A store with four pages, the buffer they came from, and where each file is."""
     host = random_host(T1, "page_first", 4)
-    with PageStore.open(f"file://{tmp_path}/store", T1, memory_map=request.param) as store:
+    with PageStore.open(f"file://{tmp_path}/store", T1) as store:
         store.put(KEYS, host, range(8))
         files = [tmp_path / "store" / store.namespace / "pages" / key for key in KEYS]
         yield store, host, files

@@ -13,16 +13,16 @@ from dots_jax.host.store_record import TRAILER_NBYTES, check_checksum, seal, tra
 NAMESPACE = hashlib.sha256(b"namespace").hexdigest()
 SIDES = [np.arange(100, dtype=np.uint8), np.arange(50, 110, dtype=np.uint8)]
 PAYLOAD = np.concatenate(SIDES).tobytes()
-OWNER = {"payload_nbytes": 160, "namespace": NAMESPACE, "key": "a"}
+OWNER = {"namespace": NAMESPACE, "key": "a"}
 
 
-@pytest.fixture(params=["crc32", "sha256"])
+@pytest.fixture(params=["sum64", "crc32", "sha256"])
 def value(request):
     return seal(SIDES, namespace=NAMESPACE, key="a", checksum=request.param)
 
 
-def opened(value, **change):
-    payload = unseal(value, **(OWNER | change))
+def opened(value, sides_nbytes=(100, 60), **change):
+    payload = unseal(value, sides_nbytes=sides_nbytes, **(OWNER | change))
     return None if payload is None else payload.tobytes()
 
 
@@ -53,21 +53,25 @@ def test_every_cut_is_noticed(value):
     assert opened(value[1:]) is None
 
 
+OTHER = hashlib.sha256(b"other").hexdigest()
+
+
 @pytest.mark.parametrize(
-    "change", [{"key": "b"}, {"namespace": hashlib.sha256(b"other").hexdigest()}, {"payload_nbytes": 159}]
+    ("change", "sides"), [({"key": "b"}, (100, 60)), ({"namespace": OTHER}, (100, 60)), ({}, (9, 7))]
 )
-def test_another_page_is_not_taken_for_it(value, change):
-    assert opened(value, **change) is None
-    assert trailer_algorithm(value[-TRAILER_NBYTES:], **(OWNER | change)) is None
+def test_another_page_is_not_taken_for_it(value, change, sides):
+    assert opened(value, sides, **change) is None
+    trailer = value[-TRAILER_NBYTES:]
+    assert trailer_algorithm(trailer, payload_nbytes=sum(sides), **(OWNER | change)) is None
 
 
 def test_the_trailer_alone_shows_that_a_page_is_there(value):
-    assert trailer_algorithm(value[-TRAILER_NBYTES:], **OWNER) in (1, 2)
+    assert trailer_algorithm(value[-TRAILER_NBYTES:], payload_nbytes=160, **OWNER) in (1, 2, 3)
     for place in range(1, TRAILER_NBYTES + 1):
         damaged = bytearray(value)
         damaged[-place] ^= 64
-        assert trailer_algorithm(bytes(damaged[-TRAILER_NBYTES:]), **OWNER) is None
-    assert trailer_algorithm(b"", **OWNER) is None
+        assert trailer_algorithm(bytes(damaged[-TRAILER_NBYTES:]), payload_nbytes=160, **OWNER) is None
+    assert trailer_algorithm(b"", payload_nbytes=160, **OWNER) is None
 
 
 def test_a_digest_of_the_other_algorithm_does_not_pass():
@@ -75,9 +79,48 @@ def test_a_digest_of_the_other_algorithm_does_not_pass():
     good = seal(SIDES, namespace=NAMESPACE, key="a", checksum="crc32")
     fields = bytearray(good[160:-4])
     assert fields[12:16] == (1).to_bytes(4, "little")
-    for algorithm in (2, 3, 0):
+    for algorithm in (2, 3, 4, 0):
         fields[12:16] = algorithm.to_bytes(4, "little")
         assert opened(good[:160] + bytes(fields) + zlib.crc32(fields).to_bytes(4, "little")) is None
+
+
+def sums(data):
+    """The definition, a word at a time."""
+    columns, rows = [0] * 512, []
+    for start in range(0, len(data) + 1, 4096):
+        row = data[start : start + 4096].ljust(4096, b"\0")
+        words = [int.from_bytes(row[i : i + 8], "little") for i in range(0, 4096, 8)]
+        columns = [(a + b) % 2**64 for a, b in zip(columns, words, strict=True)]
+        rows.append(sum(words) % 2**64)
+    return b"".join(value.to_bytes(8, "little") for value in (*columns, *rows))
+
+
+@pytest.mark.parametrize("nbytes", [(1, 2), (4096, 4095), (8192, 12_289), (5000, 0)])
+def test_the_sums_are_what_they_are_said_to_be(nbytes):
+    rng = np.random.default_rng(0)
+    sides = [rng.integers(0, 256, size, np.uint8) for size in nbytes]
+    value = seal(sides, namespace=NAMESPACE, key="a", checksum="sum64")
+    assert hashlib.sha256(b"".join(sums(side.tobytes()) for side in sides)).digest() in value[-TRAILER_NBYTES:]
+    assert unseal(value, sides_nbytes=nbytes, **OWNER) is not None
+
+
+@pytest.mark.parametrize("checksum", ["sum64", "crc32", "sha256"])
+def test_damage_of_every_kind_and_size_is_noticed(checksum):
+    """Zeroed, repeated, exchanged and foreign stretches, from one word to many sectors."""
+    rng = np.random.default_rng(0)
+    data, other = rng.integers(0, 256, (2, 5 * 4096 + 100), np.uint8)
+    value = seal([data], namespace=NAMESPACE, key="a", checksum=checksum)
+    assert unseal(value, sides_nbytes=[data.size], **OWNER) is not None
+    for size in (8, 512, 4096, 8192):
+        for start in (0, 8, 4096, data.size - 2 * size):
+            stretch, after = slice(start, start + size), slice(start + size, start + 2 * size)
+            for new in (np.zeros(size, np.uint8), other[stretch], data[after], data[stretch][::-1], data[stretch] + 1):
+                damaged = bytearray(value)
+                damaged[stretch] = new.tobytes()
+                assert unseal(bytes(damaged), sides_nbytes=[data.size], **OWNER) is None
+            damaged = bytearray(value)
+            damaged[stretch], damaged[after] = damaged[after], damaged[stretch]
+            assert unseal(bytes(damaged), sides_nbytes=[data.size], **OWNER) is None
 
 
 @given(st.binary(max_size=400))
@@ -86,5 +129,5 @@ def test_arbitrary_bytes_are_no_page(data):
 
 
 def test_unknown_checksums_are_refused():
-    with pytest.raises(ValueError, match="checksum: expected one of crc32, sha256, got 'md5'"):
+    with pytest.raises(ValueError, match="checksum: expected one of crc32, sha256, sum64, got 'md5'"):
         check_checksum("md5")
