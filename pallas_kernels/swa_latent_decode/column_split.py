@@ -273,6 +273,7 @@ def _tile(
                 plgpu.wgmma(acc_ref, p_smem.at[part], k_smem.at[slot, wg, pl.ds(part * _TOKENS, _TOKENS)])
 
         acc = accumulate(acc, products, interpret=static.interpret)
+        plgpu.commit_smem()  # one thread arrives for its warpgroup, so all four warps must be past their products
         plgpu.barrier_arrive(cluster_done)
 
         @pl.when(ahead[0] < span.end_column)
