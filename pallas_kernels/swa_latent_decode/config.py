@@ -39,14 +39,16 @@ class Config:
       plan: `"column_split"`: a cluster of two blocks, each owning half of the latent columns, for tiles of 64 query
         rows. `"swapped"`: tokens on the M side and at most 32 query rows on the N side, one block each.
       splits: Into how many parts the visible pages of a row are cut (split-KV). More than one needs a combine.
-      stages: Pages in flight per block of `"column_split"`; `"swapped"` fills what shared memory there is with chunks.
+      stages: Steps in flight per block of `"column_split"`; `"swapped"` fills what shared memory there is with chunks.
+      block_tokens: Keys of one step of `"column_split"`, 32 or 64: half a page where whole ones do not fit.
       tile_rows: Query rows (seq * heads, packed) of one tile.
     """
 
     plan: Plan
     splits: int = 1
-    stages: int = 2
+    stages: int = 4
     tile_rows: int = 64
+    block_tokens: int = 32
 
     def __post_init__(self):
         if self.plan not in get_args(Plan):
@@ -55,8 +57,10 @@ class Config:
             raise ValueError(f"splits must be at least 1, got {self.splits}")
         if self.plan == "column_split" and self.tile_rows != 64:
             raise ValueError(f"column_split works on tiles of 64 rows, got tile_rows={self.tile_rows}")
-        if self.plan == "column_split" and self.stages < 2:
-            raise ValueError(f"column_split keeps at least 2 pages in flight, got stages={self.stages}")
+        if self.plan == "column_split" and (self.stages < 2 or self.stages % 2):
+            raise ValueError(f"column_split needs an even number of stages, got stages={self.stages}")
+        if self.block_tokens not in (32, 64):
+            raise ValueError(f"block_tokens must be 32 or 64, got {self.block_tokens}")
         if self.plan == "swapped" and (self.tile_rows % 8 or not 8 <= self.tile_rows <= SWAPPED_MAX_ROWS):
             raise ValueError(f"swapped needs tile_rows in 8, 16, 24, 32, got {self.tile_rows}")
         if self.stages < 1:
@@ -76,8 +80,8 @@ class Config:
         if self.plan == "column_split":
             columns = width // 2
             q = self.tile_rows * columns * itemsize
-            pages = self.stages * PAGE_SIZE * columns * itemsize
-            scores = self.tile_rows * PAGE_SIZE * 4  # the peer's partial scores; P lives in the same bytes later
+            pages = self.stages * self.block_tokens * columns * itemsize
+            scores = 2 * self.tile_rows * self.block_tokens * 4  # the peer's partial scores, later the weights
             statistics = 1024  # two floats a row, aligned
             return q + pages + scores + statistics + _BARRIER_BYTES + _REDUCTION_BYTES
         from pallas_kernels.swa_latent_decode.ring import RingShape  # it needs the constants of this module
@@ -135,7 +139,9 @@ def default_config(
     if rows <= SWAPPED_MAX_ROWS:
         base = Config("swapped", tile_rows=-(-rows // 8) * 8)
     else:
-        base = Config("column_split", stages=4 if width <= 576 else 2)
+        base = Config("column_split", block_tokens=64)
+        if base.smem_bytes(width, v_dim) > SMEM_BYTES_PER_BLOCK:
+            base = Config("column_split", block_tokens=32)
     units = batch * base.num_tiles(seq, heads)
     return dataclasses.replace(base, splits=choose_splits(units, base.blocks_per_tile, pages))
 

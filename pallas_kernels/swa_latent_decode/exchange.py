@@ -21,9 +21,9 @@ class Mailbox:
     """Where one block receives its peer's partial scores.
 
     Attributes:
-      inbox: float32 [2, 64, 32] shared memory, one slot per warpgroup; the peer writes it.
+      inbox: float32 [2, 64, tokens] shared memory, one slot per warpgroup; the peer writes it.
       arrived: One barrier per warpgroup, in this block: the slot holds the peer's tile.
-      global_inbox: float32 [2, 2, 64, 32] (receiving block, warpgroup, ...) global memory, of the simulation only.
+      global_inbox: float32 [2, 2, 64, tokens] (receiving block, warpgroup, ...) global memory, of the simulation only.
       met: One cluster barrier per warpgroup, of the simulation only.
     """
 
@@ -33,26 +33,32 @@ class Mailbox:
     met: Any = None
 
 
-def swap_partials(mailbox: Mailbox, partial: jax.Array, warpgroup: jax.Array) -> jax.Array:
-    """Sends `partial` (float32 [64, 32]) to the same warpgroup of the peer block and returns what it sent.
+def send(mailbox: Mailbox, partial: jax.Array, warpgroup: jax.Array) -> None:
+    """Sends `partial` (float32 [64, tokens]) to the same warpgroup of the peer block.
 
     The caller makes sure that the peer has finished with its inbox.
     """
-    half = jax.lax.axis_index(HALF_AXIS)
+    peer = 1 - jax.lax.axis_index(HALF_AXIS)
     if mailbox.global_inbox is not None:
-        mailbox.global_inbox.at[1 - half, warpgroup][...] = partial
+        mailbox.global_inbox.at[peer, warpgroup][...] = partial
         plgpu.barrier_arrive(mailbox.met.at[warpgroup])
+        return
+    slot, arrived = mailbox.inbox.at[warpgroup], mailbox.arrived.at[warpgroup]
+    plgpu.async_store_smem(partial, slot, arrived, cluster_idx=peer, cluster_dim=HALF_AXIS)
+
+
+def receive(mailbox: Mailbox, warpgroup: jax.Array) -> jax.Array:
+    """Waits for what the peer sent to this warpgroup and returns it."""
+    if mailbox.global_inbox is not None:
         plgpu.barrier_wait(mailbox.met.at[warpgroup])
-        return mailbox.global_inbox[half, warpgroup]
-    slot = mailbox.inbox.at[warpgroup]
-    plgpu.async_store_smem(partial, slot, mailbox.arrived.at[warpgroup], cluster_idx=1 - half, cluster_dim=HALF_AXIS)
+        return mailbox.global_inbox[jax.lax.axis_index(HALF_AXIS), warpgroup]
     plgpu.barrier_wait(mailbox.arrived.at[warpgroup])
-    return plgpu.load(slot, layout=_SCORES)
+    return plgpu.load(mailbox.inbox.at[warpgroup], layout=_SCORES)
 
 
-def simulation_scratch(grid: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+def simulation_scratch(grid: tuple[int, ...], tokens: int) -> jax.ShapeDtypeStruct:
     """The global-memory inboxes of every cluster of a simulated `grid`."""
-    return jax.ShapeDtypeStruct((*grid, 2, 2, 64, 32), "float32")
+    return jax.ShapeDtypeStruct((*grid, 2, 2, 64, tokens), "float32")
 
 
 def simulation_barrier() -> plgpu.ClusterBarrier:
@@ -60,4 +66,4 @@ def simulation_barrier() -> plgpu.ClusterBarrier:
     return plgpu.ClusterBarrier(collective_axes=(HALF_AXIS,), num_barriers=2)
 
 
-__all__ = ["HALF_AXIS", "Mailbox", "simulation_barrier", "simulation_scratch", "swap_partials"]
+__all__ = ["HALF_AXIS", "Mailbox", "receive", "send", "simulation_barrier", "simulation_scratch"]

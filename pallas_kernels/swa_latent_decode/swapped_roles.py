@@ -73,18 +73,18 @@ class Table(NamedTuple):
     @property
     def columns(self) -> jax.Array:
         """How many columns to walk."""
-        return jnp.maximum(self.span.end_column - self.span.first_column, 0)
+        return jnp.maximum(self.span.end - self.span.start, 0)
 
     def entry(self, i) -> tuple[jax.Array, jax.Array]:
         """Physical page (0 if absent) and presence of the i-th column; reading past the last one is harmless."""
-        column = jnp.clip(self.span.first_column + i, 0, self.pages.shape[1] - 1)
+        column = jnp.clip(self.span.start + i, 0, self.pages.shape[1] - 1)
         page = self.pages[lax.axis_index("batch"), column]
         present = (page >= 0) & (page < self.num_physical)
         return jnp.where(present, page, 0), present
 
     def first_key(self, i) -> jax.Array:
         """Position of the first token of the i-th column."""
-        return (self.span.first_column + i) * PAGE_SIZE
+        return (self.span.start + i) * PAGE_SIZE
 
     def seen_tokens(self, i) -> tuple[jax.Array, jax.Array]:
         """First and one past the last token of the i-th column that some query of the tile sees, if it is present."""

@@ -21,7 +21,7 @@ def variants() -> tuple[Variant, ...]:
 
 def _column_split() -> tuple[Variant, ...]:
     pair, split = Config("column_split"), Config("column_split", splits=9)
-    long, long_split = Config("column_split", stages=4), Config("column_split", stages=4, splits=8)
+    long, long_split = Config("column_split", block_tokens=64), Config("column_split", block_tokens=64, splits=8)
     return (
         _variant("column_split-d1088-h64-s1-w513", pair, heads=64, seq=1, **_RELEASED),
         _variant("column_split-d1088-h64-s4-w513", pair, heads=64, seq=4, **_RELEASED),
