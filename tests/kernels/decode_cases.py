@@ -8,6 +8,7 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
+from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call
 
 from pallas_kernels.swa_latent_decode import Config, decode
 
@@ -114,7 +115,10 @@ def run(case: Case, config: Config | None, inputs: Inputs | None = None) -> tupl
         interpret=True,
     )
     assert out.dtype == inputs.q.dtype
-    return np.asarray(out), np.asarray(lse)
+    out, lse = np.asarray(out), np.asarray(lse)
+    races = interpret_pallas_call.get_races()  # JAX 0.11 only logs them
+    assert races is None or not races.races_found
+    return out, lse
 
 
 def cosine_difference(x: np.ndarray, y: np.ndarray) -> float:
@@ -164,7 +168,7 @@ ADVERSARIAL = (
     Case("all pages of one row absent", (100, 180, 190), window=None, table_width=3,
          holes=((1, 0, -1), (1, 1, _HUGE), (1, 2, _NEGATIVE))),
     Case("scores of 1e4", (150, 70), window=None, table_width=3, amplitude=30.0, scale=1.0),
-    Case("ragged counts, more query tokens than keys, empty rows", (130, 66, 9, 2, 1, 0), seq=4,
+    Case("ragged counts", (130, 66, 9, 2, 1, 0), seq=4,
          counts=(4, 2, 0, 4, 4, 4), table_width=3),
     Case("window of one", (1, 64, 65), window=1, table_width=3),
     Case("float16", (150, 20), seq=2, window=100, dtype="float16", table_width=3),
