@@ -4,6 +4,7 @@ Calls that rotate through the tables read different bytes each time, so that a c
 no use to the next.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ import numpy as np
 from dots_jax.bench.shapes import PAGE_SIZE, Shape
 from dots_jax.pages import PageTable
 
-_DISTINCT_PAGES = 1024  # random pages made; a larger pool repeats their values, at other addresses
+_RANDOM_ROWS = 16 * 1024 + 1  # a larger pool repeats these values, at other addresses and other offsets in the page
 
 
 class Call(NamedTuple):
@@ -86,15 +87,27 @@ def make_inputs(shape: Shape, dtype, distinct: int, seed: int = 0) -> Inputs:
     per_call = int(present.sum())
     order = rng.permutation(distinct * per_call).astype(np.int32).reshape(distinct, per_call)
 
-    page_key, q_key = jax.random.split(jax.random.key(seed))
     num_pages = distinct * per_call
-    made = jax.random.normal(page_key, (min(num_pages, _DISTINCT_PAGES), PAGE_SIZE, shape.width), dtype)
-    kv_pages = jnp.take(made, jnp.arange(num_pages) % made.shape[0], axis=0)
+    kv_pages = _repeat(_random_rows(shape.width, dtype, seed), 0, (num_pages, PAGE_SIZE, shape.width))
+    query_rows = _random_rows(shape.width, dtype, seed + 1)
+    q_shape = (shape.batch, shape.seq, shape.heads, shape.width)
     calls = []
-    queries = jax.random.normal(q_key, (distinct, shape.batch, shape.seq, shape.heads, shape.width), dtype)
-    for index, q in enumerate(queries):
+    for index in range(distinct):
         pages = np.full(present.shape, -1, np.int32)
         pages[present] = order[index]
+        q = _repeat(query_rows, index * 977, q_shape)
         calls.append(Call(q, PageTable(jnp.asarray(pages), jnp.asarray(lengths))))
     jax.block_until_ready((kv_pages, calls))
     return Inputs(kv_pages, calls)
+
+
+@functools.lru_cache(maxsize=4)
+def _random_rows(width: int, dtype, seed: int) -> jax.Array:
+    """Normal rows, made once for each width: compiling a generator for every shape would take longer than timing it."""
+    return jax.random.normal(jax.random.key(seed), (_RANDOM_ROWS, width), dtype)
+
+
+@functools.partial(jax.jit, static_argnames="shape")
+def _repeat(rows: jax.Array, start: int | jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """An array of `shape` filled with consecutive rows from `start` on, over and over."""
+    return rows[(start + jnp.arange(math.prod(shape[:-1]))) % rows.shape[0]].reshape(shape)
