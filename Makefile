@@ -1,7 +1,7 @@
 # make demo        the main job: the released model's sliding layers decode a workload
 # make test        the tests                make test-long      the long sweeps
 # make lint        ruff and pyright         make notebooks      run every notebook from a clean kernel
-# make kernel-report   compile the Hopper kernels, no GPU needed
+# make kernel-report   compile the Hopper kernels, no GPU needed, and test the report itself
 #
 # Each makes the environment it needs. CONSTRAINTS=constraints/oldest.txt picks the oldest supported jax.
 PYTHON ?= python3
@@ -24,7 +24,7 @@ $(VENV)/installed: EXTRAS := test,notebooks
 $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	$(install)
 
-$(KERNEL_VENV)/installed: EXTRAS := kernel-report
+$(KERNEL_VENV)/installed: EXTRAS := kernel-report,test
 $(KERNEL_VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	$(install)
 
@@ -46,4 +46,5 @@ notebooks: $(VENV)/installed
 	$(BIN)/python notebooks/run.py
 
 kernel-report: $(KERNEL_VENV)/installed
-	$(KERNEL_VENV)/bin/python -m dots_jax kernel-report
+	$(KERNEL_VENV)/bin/python -m dots_jax kernel-report --jobs 2
+	$(KERNEL_VENV)/bin/python -m pytest tests/kernels/test_report_compile.py

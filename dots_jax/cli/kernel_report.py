@@ -69,6 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _list(pairs, arguments.json)
     if missing := toolchain.missing_packages():
         raise ArgumentError(f"{', '.join(missing)} not installed: {toolchain.INSTALL_HINT}")
+    if mismatch := toolchain.version_mismatch():
+        raise ArgumentError(mismatch)
     entries = _compile(pairs, arguments)
     if arguments.json:
         print(json.dumps([entry.as_json() for entry in entries], indent=2))

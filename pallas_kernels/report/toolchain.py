@@ -1,5 +1,6 @@
 """Finds what the report needs beside JAX: the CUDA plugin, an assembler and a disassembler."""
 
+import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -22,6 +23,17 @@ def missing_packages() -> tuple[str, ...]:
     if not _has_tool("nvdisasm"):
         missing.append("nvidia-cuda-nvdisasm")
     return tuple(missing)
+
+
+def version_mismatch() -> str | None:
+    """What to install when the CUDA plugin is of another release than jaxlib, which then would not load it."""
+    try:
+        plugin, jaxlib = (importlib.metadata.version(name) for name in ("jax-cuda13-plugin", "jaxlib"))
+    except importlib.metadata.PackageNotFoundError:  # another CUDA's plugin, or one built here
+        return None
+    if plugin.split(".")[:3] == jaxlib.split(".")[:3]:
+        return None
+    return f"jax-cuda13-plugin {plugin} does not fit jaxlib {jaxlib}: pip install 'jax-cuda13-plugin=={jaxlib}'"
 
 
 def _has_module(name: str) -> bool:

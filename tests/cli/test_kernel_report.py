@@ -1,4 +1,5 @@
 import argparse
+import importlib.metadata
 import json
 
 import jax
@@ -54,6 +55,7 @@ def fake_compiler(monkeypatch):
     monkeypatch.setattr(registry, "kernel_modules", lambda: ("somewhere",))
     monkeypatch.setattr(registry, "load_variants", lambda module: variants)
     monkeypatch.setattr(toolchain, "missing_packages", lambda: ())
+    monkeypatch.setattr(toolchain, "version_mismatch", lambda: None)
     monkeypatch.setattr(kernel_report, "compile_variants", compile_variants)
     return faults
 
@@ -108,6 +110,24 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(fake_com
     assert str(caught.value) == (
         "jax-cuda13-plugin, nvidia-cuda-nvdisasm not installed: pip install 'dots-jax[kernel-report]'"
     )
+
+
+@pytest.mark.parametrize(
+    ("plugin", "message"),
+    [
+        ("0.11.2", "jax-cuda13-plugin 0.11.2 does not fit jaxlib 0.12.0.1: pip install 'jax-cuda13-plugin==0.12.0.1'"),
+        ("0.12.0", None),
+        (None, None),
+    ],
+)
+def test_a_plugin_of_another_release_is_named_with_the_command_that_replaces_it(monkeypatch, plugin, message):
+    def version(name):
+        if (found := {"jax-cuda13-plugin": plugin, "jaxlib": "0.12.0.1"}[name]) is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(toolchain.importlib.metadata, "version", version)
+    assert toolchain.version_mismatch() == message
 
 
 def test_missing_packages_looks_for_modules_and_tools(monkeypatch, tmp_path):
