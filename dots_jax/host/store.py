@@ -3,10 +3,11 @@
 import json
 import logging
 import re
+import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorstore as ts
@@ -15,6 +16,7 @@ from dots_jax.host.page_keys import page_keys
 from dots_jax.host.slots import check_pages
 from dots_jax.host.specs import Spec
 from dots_jax.host.store_backend import PageStoreError, Progress, call, open_kvstore, run_all
+from dots_jax.host.store_local import local_objects
 from dots_jax.host.store_namespace import describe_geometry, namespace_digest
 from dots_jax.host.store_pages import PageReader, PageWriter
 from dots_jax.host.store_record import TRAILER_NBYTES, Checksum, check_checksum, seal, trailer_algorithm, unseal
@@ -58,6 +60,7 @@ class PageStore:
         self._geometry = geometry
         self._root = kv / f"{namespace}/"
         self._objects = kv / f"{namespace}/pages/"
+        self._local = local_objects(self._objects, spec.page_bytes + TRAILER_NBYTES)
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="page-store")
         self._background = ThreadPoolExecutor(1, thread_name_prefix="page-store-batch")
 
@@ -132,11 +135,14 @@ class PageStore:
         if len(set(keys)) < len(keys):
             raise ValueError(f"keys: {next(k for i, k in enumerate(keys) if k in keys[:i])!r} is there twice.")
         before = self._ensure_manifest()
-        reader = PageReader(host_kv)
+        reader, own = PageReader(host_kv), threading.local()
 
         def write(i: int) -> None:
-            value = seal(reader.read(int(pages[i])), namespace=self.namespace, key=keys[i], checksum=self._checksum)
-            self._call(f"writing page {keys[i]}", self._objects.write(keys[i], value))
+            if not hasattr(own, "memory"):  # one object's worth for each thread of this call
+                own.memory = bytearray(self.spec.page_bytes + TRAILER_NBYTES)
+            reader.read(int(pages[i]), np.frombuffer(own.memory, np.uint8, self.spec.page_bytes))
+            seal(own.memory, self._sides, namespace=self.namespace, key=keys[i], checksum=self._checksum)
+            self._call(f"writing page {keys[i]}", self._objects.write(keys[i], cast(bytes, own.memory)))
 
         run_all(self._pool, self._width, len(keys), write, progress)
         if self._manifest() != before:
@@ -240,11 +246,14 @@ class PageStore:
     def _call(self, doing: str, future: ts.Future) -> Any:
         return call(self.url, doing, future, self._timeout)
 
-    def _read(self, key: str) -> bytes | None:
+    def _read(self, key: str) -> bytes | memoryview | None:
+        """The object's bytes, valid until this thread's next call; None if there is none or it cannot be read."""
         try:
+            if self._local is not None:
+                return self._local.read(key)
             result = self._call(f"reading page {key}", self._objects.read(key))
-        except PageStoreError as error:
-            _log.warning("%s (counts as missing)", error)
+        except OSError as error:
+            _log.warning("page store %s: %s (counts as missing)", self.url, error)
             return None
         return result.value if result.state == "value" else None
 

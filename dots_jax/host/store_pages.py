@@ -31,11 +31,16 @@ class PageReader:
             leaves = {name: _bytes_of(leaf) for name, leaf in host_kv.leaves.items()}
             self._sides = [_blocks(leaves[side.leaf], side, host_kv) for side in host_kv.sides]
 
-    def read(self, page: int) -> list[np.ndarray]:
-        """The page's bytes as contiguous uint8 arrays, K before V; views where the page is contiguous in the buffer."""
+    def read(self, page: int, out: np.ndarray) -> None:
+        """Copies the page's bytes to `out`, `uint8[page_bytes]`: K, then V."""
         if self._sides is None:
-            return [self._host.get_page(page)]
-        return [np.ascontiguousarray(blocks[page]).reshape(-1) for blocks in self._sides]
+            out[...] = self._host.get_page(page)
+            return
+        start = 0
+        for blocks in self._sides:
+            block = blocks[page]
+            out[start : start + block.size].reshape(block.shape)[...] = block
+            start += block.size
 
 
 class PageWriter:
@@ -58,7 +63,8 @@ class PageWriter:
         """Puts `uint8[page_bytes]` (K, then V) in a page's place. Two threads must not write the same page."""
         if not self._plain:
             with self._lock:
-                self._host = self._host.set_page(page, payload, donate=self._donate)
+                # A copy, because JAX may read it later than the caller keeps it.
+                self._host = self._host.set_page(page, payload.copy(), donate=self._donate)
                 self._donate = True  # from the second page on the buffer is this writer's own
             return
         start = 0

@@ -23,6 +23,7 @@ does); what they have to find is tears, cuts and flipped bits:
 """
 
 import hashlib
+import itertools
 import struct
 import zlib
 from collections.abc import Sequence
@@ -47,33 +48,34 @@ def check_checksum(name: str) -> None:
         raise ValueError(f"checksum: expected one of {', '.join(_ALGORITHMS)}, got {name!r}.")
 
 
-def seal(sides: Sequence[np.ndarray], *, namespace: str, key: str, checksum: Checksum) -> bytes:
-    """An object of one page.
+def seal(memory: bytearray, sides_nbytes: Sequence[int], *, namespace: str, key: str, checksum: Checksum) -> None:
+    """Makes an object of the page whose bytes are in `memory` already.
 
     Args:
-      sides: the page's bytes, K before V: contiguous uint8 arrays, which are copied once, into the result.
+      memory: the page's bytes, K before V, and `TRAILER_NBYTES` more, which are written.
+      sides_nbytes: bytes of each side.
       namespace: digest of the geometry, 64 hexadecimal digits.
       key: the page's key.
       checksum: how to protect the payload.
     """
-    payload = [memoryview(side).cast("B") for side in sides]
-    algorithm = _ALGORITHMS[checksum]
-    digest = _digest(payload, algorithm)
-    return b"".join([*payload, _trailer(sum(part.nbytes for part in payload), namespace, key, algorithm, digest)])
+    payload_nbytes, algorithm = sum(sides_nbytes), _ALGORITHMS[checksum]
+    digest = _digest(_split(memory, sides_nbytes), algorithm)
+    memory[payload_nbytes:] = _trailer(payload_nbytes, namespace, key, algorithm, digest)
 
 
-def unseal(value: bytes, *, sides_nbytes: Sequence[int], namespace: str, key: str) -> np.ndarray | None:
-    """The page's bytes as one uint8 array, without a copy; None unless this is the page, whole and unaltered."""
+def unseal(value: bytes | memoryview, *, sides_nbytes: Sequence[int], namespace: str, key: str) -> np.ndarray | None:
+    """The page's bytes as a view of `value`, uint8; None unless this is the page, whole and unaltered."""
     payload_nbytes = sum(sides_nbytes)
     if len(value) != payload_nbytes + TRAILER_NBYTES:
         return None
-    algorithm = trailer_algorithm(value[payload_nbytes:], payload_nbytes=payload_nbytes, namespace=namespace, key=key)
+    algorithm = trailer_algorithm(
+        bytes(value[payload_nbytes:]), payload_nbytes=payload_nbytes, namespace=namespace, key=key
+    )
     if algorithm is None:
         return None
-    payload = np.frombuffer(value, np.uint8, payload_nbytes)
-    sides = [memoryview(side) for side in np.split(payload, np.cumsum(sides_nbytes)[:-1])]
     stored = _FIELDS.unpack_from(value, payload_nbytes)[-1]
-    return payload if _digest(sides, algorithm) == stored else None
+    whole = _digest(_split(value, sides_nbytes), algorithm) == stored
+    return np.frombuffer(value, np.uint8, payload_nbytes) if whole else None
 
 
 def trailer_algorithm(trailer: bytes, *, payload_nbytes: int, namespace: str, key: str) -> int | None:
@@ -89,6 +91,11 @@ def _trailer(payload_nbytes: int, namespace: str, key: str, algorithm: int, dige
     owner = bytes.fromhex(namespace), hashlib.sha256(key.encode()).digest()
     fields = _FIELDS.pack(_MAGIC, _FORMAT, algorithm, payload_nbytes, *owner, digest)
     return fields + _CRC.pack(zlib.crc32(fields))
+
+
+def _split(value: bytes | bytearray | memoryview, sides_nbytes: Sequence[int]) -> list[memoryview]:
+    ends = list(itertools.accumulate(sides_nbytes))
+    return [memoryview(value)[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _digest(payload: Sequence[memoryview], algorithm: int) -> bytes:

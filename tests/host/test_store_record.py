@@ -16,9 +16,16 @@ PAYLOAD = np.concatenate(SIDES).tobytes()
 OWNER = {"namespace": NAMESPACE, "key": "a"}
 
 
+def sealed(sides, checksum):
+    """An object of key "a"."""
+    memory = bytearray(b"".join(side.tobytes() for side in sides) + bytes(TRAILER_NBYTES))
+    seal(memory, [side.size for side in sides], namespace=NAMESPACE, key="a", checksum=checksum)
+    return bytes(memory)
+
+
 @pytest.fixture(params=["sum64", "crc32", "sha256"])
 def value(request):
-    return seal(SIDES, namespace=NAMESPACE, key="a", checksum=request.param)
+    return sealed(SIDES, request.param)
 
 
 def opened(value, sides_nbytes=(100, 60), **change):
@@ -33,8 +40,8 @@ def test_a_page_comes_back(value):
 
 
 def test_the_digest_is_the_standard_one():
-    assert zlib.crc32(PAYLOAD).to_bytes(4, "little") in seal(SIDES, namespace=NAMESPACE, key="a", checksum="crc32")
-    assert hashlib.sha256(PAYLOAD).digest() in seal(SIDES, namespace=NAMESPACE, key="a", checksum="sha256")
+    assert zlib.crc32(PAYLOAD).to_bytes(4, "little") in sealed(SIDES, "crc32")
+    assert hashlib.sha256(PAYLOAD).digest() in sealed(SIDES, "sha256")
 
 
 def test_every_flipped_bit_is_noticed(value):
@@ -76,7 +83,7 @@ def test_the_trailer_alone_shows_that_a_page_is_there(value):
 
 def test_a_digest_of_the_other_algorithm_does_not_pass():
     """A trailer that names SHA-256 over a CRC digest, made with a matching trailer checksum."""
-    good = seal(SIDES, namespace=NAMESPACE, key="a", checksum="crc32")
+    good = sealed(SIDES, "crc32")
     fields = bytearray(good[160:-4])
     assert fields[12:16] == (1).to_bytes(4, "little")
     for algorithm in (2, 3, 4, 0):
@@ -99,7 +106,7 @@ def sums(data):
 def test_the_sums_are_what_they_are_said_to_be(nbytes):
     rng = np.random.default_rng(0)
     sides = [rng.integers(0, 256, size, np.uint8) for size in nbytes]
-    value = seal(sides, namespace=NAMESPACE, key="a", checksum="sum64")
+    value = sealed(sides, "sum64")
     assert hashlib.sha256(b"".join(sums(side.tobytes()) for side in sides)).digest() in value[-TRAILER_NBYTES:]
     assert unseal(value, sides_nbytes=nbytes, **OWNER) is not None
 
@@ -109,7 +116,7 @@ def test_damage_of_every_kind_and_size_is_noticed(checksum):
     """Zeroed, repeated, exchanged and foreign stretches, from one word to many sectors."""
     rng = np.random.default_rng(0)
     data, other = rng.integers(0, 256, (2, 5 * 4096 + 100), np.uint8)
-    value = seal([data], namespace=NAMESPACE, key="a", checksum=checksum)
+    value = sealed([data], checksum)
     assert unseal(value, sides_nbytes=[data.size], **OWNER) is not None
     for size in (8, 512, 4096, 8192):
         for start in (0, 8, 4096, data.size - 2 * size):
