@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Everything there is to learn from a few minutes on a Hopper GPU: correctness of every variant, then the benchmark, a
-# short table last. Needs python3 with jax >= 0.11.2 for CUDA 13, jaxtyping, numpy, psutil and rich; nothing is installed.
+# Everything there is to learn from a few minutes on a Hopper GPU: correctness of every variant, the benchmark, the page
+# relayout, and a short table last. Needs python3 with jax >= 0.11.2 for CUDA 13, flax, jaxtyping, numpy, psutil and rich;
+# nothing is installed.
 #
 #   benchmarks/on_card.sh                      on the card, within 8 minutes
 #   benchmarks/on_card.sh --dry-run            the same steps with the XLA implementation on small shapes, on any device
 #
-# Files go to $OUT (default: on-card/): versions.txt, check.json, bench.json and the logs. The exit code is that of the
-# worst step: 0 when every variant agrees and every goal is met.
+# Files go to $OUT (default: on-card/): check.json, bench.json and a log of each step. The exit code is 0 when every
+# variant agrees and every goal is met, else 1.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -25,11 +26,13 @@ fi
 if [ "${1:-}" = --dry-run ]; then
   check=(--implementation xla --batch 16 --pages 160 --threads 1 --only '*-h64-s1-w513*' --deadline 900)
   bench=(--implementation xla --quick --shapes h8-s1-b1 --time-limit 900)
+  relayout=(--dry-run)
   implementation=xla
   patience=6 # a dry run is about the logic, and runs on slow machines
 else
   check=(--implementation kernel)
   bench=(--implementation mosaic_gpu)
+  relayout=()
   implementation=mosaic_gpu
   patience=1
 fi
@@ -49,9 +52,11 @@ step() {
 step 60 versions.txt "$PYTHON" benchmarks/on_card_versions.py
 step 170 check.txt "$PYTHON" benchmarks/on_card_check.py --deadline 140 --json "$OUT/check.json" "${check[@]}"
 step 240 bench.txt "$PYTHON" -m dots_jax bench --brief --time-limit 200 --save "$OUT/bench.json" "${bench[@]}"
+step 50 relayout.txt "$PYTHON" benchmarks/on_card_relayout.py ${relayout[@]+"${relayout[@]}"}
 step 10 verdict.txt "$PYTHON" benchmarks/on_card_verdict.py "$OUT/bench.json" "$implementation"
 
 echo
+cat "$OUT/relayout.txt"
 grep -h 'variants agree' "$OUT/check.txt" || echo "the variants were not checked to the end: $OUT/check.txt"
 echo "whole run $SECONDS s, worst exit code $worst, files in $OUT"
 exit "$worst"

@@ -1,6 +1,8 @@
 """What the benchmark must know of the device it runs on."""
 
 import dataclasses
+import os
+import platform
 from pathlib import Path
 
 import jax
@@ -12,6 +14,7 @@ _MIB = 1 << 20
 # Level-2 caches by device name; the largest of them where the name is unknown, so that the pool is never too small.
 _GPU_CACHES = {"H200": 60 * _MIB, "H100": 50 * _MIB, "A100": 40 * _MIB, "B200": 126 * _MIB}
 _MOST_CALLS = 512
+_CPU_INFO = Path("/proc/cpuinfo")
 _CPU_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
 
@@ -54,11 +57,21 @@ def default_device() -> Device:
     device = jax.devices()[0]
     if device.platform == "cpu":
         memory = min(2 << 30, psutil.virtual_memory().available // 4)
-        return Device("cpu", device.device_kind, _cpu_cache_bytes(), memory)
+        return Device("cpu", f"{_cpu_name()}, {os.cpu_count()} cores", _cpu_cache_bytes(), memory)
     known = [size for name, size in _GPU_CACHES.items() if name in device.device_kind]
     stats = device.memory_stats() or {}
     memory = stats.get("bytes_limit", 16 << 30) // 4
     return Device(device.platform, device.device_kind, max(known or _GPU_CACHES.values()), memory)
+
+
+def _cpu_name() -> str:
+    """The processor as Linux names it."""
+    try:
+        lines = _CPU_INFO.read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "CPU"
 
 
 def _cpu_cache_bytes() -> int:

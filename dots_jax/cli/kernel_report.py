@@ -3,7 +3,6 @@
 import argparse
 import importlib.util
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -126,5 +125,5 @@ def _compile(pairs: list[tuple[str, Variant]], arguments: argparse.Namespace) ->
 
 
 def _console() -> Console:
-    # A pipe has no width; wide enough that no column is cut off.
-    return Console() if sys.stdout.isatty() and "COLUMNS" not in os.environ else Console(width=180)
+    # Wrapped rows in a narrow terminal are easier to read than figures cut short.
+    return Console(width=max(180, Console().width))

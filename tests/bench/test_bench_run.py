@@ -119,6 +119,7 @@ def test_distinct_calls_overflow_the_cache_unless_memory_is_short():
 def test_default_device_describes_the_cpu():
     device = default_device()
     assert device.platform == "cpu"
+    assert device.kind.endswith("cores")
     assert 0 < device.cache_bytes <= 64 << 20
     assert device.memory_bytes > 0
 

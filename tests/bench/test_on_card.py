@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import on_card_check, on_card_verdict
+from benchmarks import on_card_check, on_card_relayout, on_card_verdict
 
 
 def make_case(**mistake):
@@ -111,3 +111,29 @@ def test_verdict_without_anything_to_judge(tmp_path, capsys):
     assert verdict(tmp_path, {"shapes": []}) == 2
     assert verdict(tmp_path, {}) == 2
     assert on_card_verdict.main([str(tmp_path / "absent.json")]) == 2
+
+
+@pytest.mark.parametrize("order", ["token_major", "layer_major"])
+def test_relayout_references_move_each_page_by_hand(order):
+    rng = np.random.default_rng(0)
+    layers = [rng.integers(0, 1000, (3 * 64, 2, 4), np.int32) for _ in range(2)]
+    ids = np.array([2, -1, 0, 3], np.int32)
+    block = np.zeros((4, 64, 2, 2, 4) if order == "token_major" else (4, 2, 64, 2, 4), np.int32)
+    for position, layer in np.ndindex(4, 2):
+        if 0 <= ids[position] < 3:
+            page = layers[layer][64 * ids[position] : 64 * (ids[position] + 1)]
+            block[(position, slice(None), layer) if order == "token_major" else (position, layer)] = page
+    arrays = [jnp.asarray(layer) for layer in layers]
+    np.testing.assert_array_equal(on_card_relayout.xla_gather(arrays, jnp.asarray(ids), order), block)
+    emptied = [jnp.zeros_like(layer) for layer in arrays]
+    scattered = on_card_relayout.xla_scatter(jnp.asarray(block), emptied, jnp.asarray(ids), order)
+    for got, layer in zip(scattered, layers, strict=True):
+        np.testing.assert_array_equal(got[128:], layer[128:])
+        np.testing.assert_array_equal(got[:64], layer[:64])
+        assert not np.asarray(got[64:128]).any()
+
+
+def test_same_bits_tells_one_nan_from_another():
+    nan, other = (jnp.asarray(np.array([bits], np.uint16).view(jnp.bfloat16)) for bits in (0x7FC0, 0x7FC1))
+    assert on_card_relayout.same_bits([nan], [nan])
+    assert not on_card_relayout.same_bits([nan], [other])
