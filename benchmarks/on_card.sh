@@ -56,7 +56,6 @@ step 50 relayout.txt "$PYTHON" benchmarks/on_card_relayout.py ${relayout[@]+"${r
 step 10 verdict.txt "$PYTHON" benchmarks/on_card_verdict.py "$OUT/bench.json" "$implementation"
 
 echo
-cat "$OUT/relayout.txt"
 grep -h 'variants agree' "$OUT/check.txt" || echo "the variants were not checked to the end: $OUT/check.txt"
 echo "whole run $SECONDS s, worst exit code $worst, files in $OUT"
 exit "$worst"
