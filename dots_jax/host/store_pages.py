@@ -110,7 +110,7 @@ def _is_plain_memory(leaf: Any) -> bool:
 def _bytes_of(leaf: Array) -> np.ndarray:
     """A leaf's memory as uint8 with a widened last axis.
 
-    Through DLPack, whose reference ends with the view: `np.asarray` would leave one in the array, and every later
+    Through DLPack, whose reference ends with the view: `np.asarray` leaves one in the array (jax 0.11), and every later
     donation of it would copy.
     """
     exporter: Any = jax.block_until_ready(leaf)

@@ -78,6 +78,17 @@ def test_without_donation_the_old_buffer_stays():
         assert np.array_equal(a, b)
 
 
+def test_a_batch_copies_the_buffer_once(monkeypatch):
+    copies, copy = [], store_pages._copy
+    monkeypatch.setattr(store_pages, "_copy", lambda leaf: copies.append(leaf.nbytes) or copy(leaf))
+    host = random_host(T1, "page_first", 4)
+    writer = PageWriter(host, donate=False)
+    for page in range(4):
+        writer.write(page, np.zeros(T1.page_bytes, np.uint8))
+    assert not writer.finish().get_page(3).any()
+    assert sum(copies) == host.nbytes
+
+
 def test_a_view_that_someone_holds_never_changes():
     host, _ = filled(T1, "page_first", 4)
     view = np.asarray(host.k)
