@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +68,8 @@ def time_warm(step: Callable[[], object]) -> float:
 
 def alternate(first: Callable[[], float], second: Callable[[], float], rounds: int) -> tuple[float, float, float]:
     """Median seconds of both and the median of the per-round ratios first / second."""
-    first(), second()
+    first()
+    second()
     pairs = []
     for _ in track(range(rounds), description="rounds", transient=True, console=Console(stderr=True)):
         pairs.append((first(), second()))
@@ -101,7 +103,7 @@ def problem(batch: int, steps: int, dtype: str, context: int = 2048, gather: str
     }
 
 
-def jax_step(problem: dict) -> tuple[Callable, tuple]:
+def jax_step(problem: dict) -> tuple[Any, tuple]:
     """The jitted step and its arguments."""
     rng = np.random.default_rng(0)
 

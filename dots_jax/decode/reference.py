@@ -10,14 +10,14 @@ from dots_jax.pages import PageTable
 
 
 def swa_latent_decode_reference(
-    q: Float[Array, "B S H D"],
-    kv_pages: Float[Array, "N page_size D"],
+    q: Float[Array | np.ndarray, "B S H D"],
+    kv_pages: Float[Array | np.ndarray, "N page_size D"],
     table: PageTable,
     *,
     window: int | None,
     scale: float,
     v_dim: int,
-    counts: Int[Array, " B"] | None = None,
+    counts: Int[Array | np.ndarray, " B"] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """What `swa_latent_decode` must compute; its docstring gives the meaning of the arguments.
 
@@ -40,7 +40,11 @@ def swa_latent_decode_reference(
 
 
 def visible_keys(
-    kv_pages: Float[Array, "N page_size D"], row: np.ndarray, page_size: int, position: int, window: int | None
+    kv_pages: Float[Array | np.ndarray, "N page_size D"],
+    row: np.ndarray,
+    page_size: int,
+    position: int,
+    window: int | None,
 ) -> np.ndarray:
     """The float32[K, D] cache rows that the query at `position` sees, oldest first."""
     first = 0 if window is None else max(0, position - window + 1)
