@@ -1,13 +1,17 @@
 """The column-split body, simulated with race detection, against the float32 definition."""
 
 import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
 
-import decode_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from decode_cases import ADVERSARIAL, Case, build, check, compare, covering, reference, run
+from sharded_decode import BY_HEADS, BY_ROWS, CASE, arrays, sharded
 
 from pallas_kernels.swa_latent_decode import Config, column_split, decode, exchange, visible
 
@@ -91,27 +95,28 @@ def test_vmap_over_an_outer_axis():
         compare(case, (np.asarray(out), np.asarray(lse)), reference(case, each))
 
 
-RAGGED = (0, 1, 63, 64, 65, 512, 513, 514, 576, 577, 640, 641)
-SWEEP = covering(
-    {
-        "batch": (1, 3),
-        "seq": (1, 2, 4, 8),
-        "heads": (1, 8, 24, 64, 128),
-        "length": RAGGED,
-        "window": (1, 64, 65, 513),
-        "block_tokens": (32, 64),
-        "splits": (1, 3),
-    }
-)
+LENGTHS = ((0, 513, 640, 64), (1, 514, 577, 65), (63, 512, 576, 641))
+SWEEP = covering({"heads": (1, 8, 24, 64, 128), "lengths": LENGTHS, "window": (1, 64, 65, 513), "tokens": (32, 64)})
+SHAPES = covering({"batch": (1, 3), "seq": (1, 2, 4, 8), "heads": (1, 8, 24, 64, 128), "splits": (1, 3)})
+
+
+def name(setting: dict) -> str:
+    return " ".join(f"{key} {value}" for key, value in setting.items())
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("setting", SWEEP, ids=lambda setting: "-".join(f"{k}{v}" for k, v in setting.items()))
-def test_sweep(setting):
-    length = setting["length"]
-    others = {1: (), 3: (max(length - 3, 0), 77)}[setting["batch"]]
-    case = Case("sweep", (length, *others), setting["seq"], setting["heads"], window=setting["window"], table_width=11)
-    check(case, Config("column_split", splits=setting["splits"], block_tokens=setting["block_tokens"]))
+@pytest.mark.parametrize("setting", SWEEP, ids=name)
+def test_lengths_and_windows(setting):
+    case = Case("sweep", setting["lengths"], 1, setting["heads"], window=setting["window"], table_width=11)
+    check(case, Config("column_split", block_tokens=setting["tokens"]))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("setting", SHAPES, ids=name)
+def test_batches_and_tiles(setting):
+    lengths = (77, 130, 6)[: setting["batch"]]
+    case = Case("sweep", lengths, setting["seq"], setting["heads"], window=65, table_width=3)
+    check(case, Config("column_split", block_tokens=64, splits=setting["splits"]))
 
 
 @pytest.mark.long
@@ -127,6 +132,24 @@ def test_released_geometry_over_the_whole_window(seq, lengths):
     check(case, HALF)
 
 
-def test_sweep_covers_every_pair():
-    assert {setting["heads"] for setting in SWEEP if setting["seq"] == 8} == {1, 8, 24, 64, 128}
-    assert decode_cases.covering({"a": (1, 2), "b": (1, 2)}).__len__() == 4
+def test_sweeps_cover_every_pair():
+    assert {setting["heads"] for setting in SHAPES if setting["seq"] == 8} == {1, 8, 24, 64, 128}
+    assert {setting["window"] for setting in SWEEP if 513 in setting["lengths"]} == {1, 64, 65, 513}
+    assert len(covering({"a": (1, 2), "b": (1, 2)})) == 4
+
+
+@pytest.mark.parametrize("specs", [BY_HEADS, BY_ROWS], ids=["heads", "rows"])
+def test_shard_map(specs):
+    inputs = build(CASE)
+    out, lse = sharded(specs, interpret=True)(*arrays(inputs))
+    compare(CASE, (np.asarray(out), np.asarray(lse)), reference(CASE, inputs))
+
+
+@pytest.mark.long
+def test_shard_map_over_two_devices_lowers_for_cuda():
+    script = Path(__file__).with_name("sharded_decode.py")
+    paths = os.pathsep.join([str(script.parents[2]), os.environ.get("PYTHONPATH", "")])
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    environment = {**os.environ, "PYTHONPATH": paths, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
