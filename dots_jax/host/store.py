@@ -95,7 +95,7 @@ class PageStore:
           concurrency: operations in flight. A few are enough for local files; choose 32 or more for an object store.
           timeout: seconds to wait for any one operation; tensorstore itself goes on trying for many minutes when an
             object store does not answer.
-          context: tensorstore context, or its JSON, added to the above.
+          context: JSON of a tensorstore context, added to the above; or a context, which then decides on durability too.
 
         Raises:
           TypeError: `spec` is no spec.

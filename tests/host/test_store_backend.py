@@ -75,3 +75,11 @@ def test_what_is_no_url_is_refused(url):
 def test_unknown_schemes_are_refused_by_name():
     with pytest.raises(ValueError, match=r"url: 'ftp://host/x' is not a store .*unsupported URL scheme"):
         open_kvstore("ftp://host/x", durable=False, context=None)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_durability_is_the_file_driver_s_own(durable, tmp_path):
+    kv = open_kvstore(f"file://{tmp_path}", durable=durable, context=None)
+    assert f"'file_io_sync': {durable}" in repr(kv)
+    changed = open_kvstore(f"file://{tmp_path}", durable=durable, context={"file_io_sync": not durable})
+    assert f"'file_io_sync': {not durable}" in repr(changed)
