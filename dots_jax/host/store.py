@@ -95,7 +95,8 @@ class PageStore:
           concurrency: operations in flight. A few are enough for local files; choose 32 or more for an object store.
           timeout: seconds to wait for any one operation; tensorstore itself goes on trying for many minutes when an
             object store does not answer.
-          context: JSON of a tensorstore context, added to the above; or a context, which then decides on durability too.
+          context: JSON of a tensorstore context, added to the above; or a context, which then decides on durability
+            as well.
 
         Raises:
           TypeError: `spec` is no spec.
