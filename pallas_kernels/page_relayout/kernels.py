@@ -1,6 +1,5 @@
 """The two kernels: every tile goes to shared memory and out again by the copy engine; no thread touches its bytes."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -63,26 +62,17 @@ def scatter(tiling: Tiling, interpret: plgpu.InterpretGPUParams | None) -> Calla
 
 
 def _launch(body, tiling: Tiling, interpret, out_type, name: str) -> Callable[..., Any]:
-    mesh = plgpu.Mesh(grid=tiling.grid, grid_names=("page", "tokens", "columns"), kernel_name=name)
     tile = (STAGES, tiling.tile_tokens, tiling.tile_columns)
-
-    def scoped(*refs):
-        pl.run_scoped(
-            functools.partial(body, *refs),
-            plgpu.SMEM(tile, _BITS[tiling.itemsize]),
-            plgpu.Barrier(num_barriers=STAGES),
-        )
-
-    # Refs passed to a kernel are written in place, which `plgpu.kernel` with its vmap rule does not take.
-    kernel: Any = pl.kernel(
-        scoped,
+    return plgpu.kernel(
+        body,
         out_type=out_type,
-        mesh=mesh,
+        grid=tiling.grid,
+        grid_names=("page", "tokens", "columns"),
+        scratch_types=(plgpu.SMEM(tile, _BITS[tiling.itemsize]), plgpu.Barrier(num_barriers=STAGES)),
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=False if interpret is None else interpret,
-        name=name,
+        kernel_name=name,
     )
-    return kernel
 
 
 def _stream(sources: list, targets: list, tiles, landed):
