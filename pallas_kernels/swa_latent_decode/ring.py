@@ -51,6 +51,11 @@ class RingShape:
         return self.v_dim // CHUNK // self.output_groups
 
     @property
+    def products_in_flight(self) -> int:
+        """Products of V that a warpgroup issues before it waits; with 32 rows registers hold no more than one."""
+        return {8: 4, 16: 4, 24: 2, 32: 1}[self.rows]
+
+    @property
     def reduction_bytes(self) -> int:
         """Scratch of the maximum over tokens: 4 warps x 32 lanes x 2 values for every 8 query rows."""
         return 4 * 32 * 2 * 4 * (self.rows // 8)

@@ -232,16 +232,14 @@ def accumulate(
         begin, end = table.seen_tokens(i)
         _zero_unseen(ring, slots, begin, end, present)
         alpha = _over_tokens(plgpu.load(alpha_smem.at[buffer], layout=_PER_ROW), tile)
+        p = p_smem.at[buffer].transpose((1, 0))
         new_outs = []
-        for slot, o in zip(slots, outs, strict=True):
-
-            def product(acc, slot=slot):
-                plgpu.wgmma(acc, ring.at[slot].transpose((1, 0)), p_smem.at[buffer].transpose((1, 0)))
-                return acc[...]
-
+        for start in range(0, len(slots), shape.products_in_flight):
+            some = slice(start, start + shape.products_in_flight)
             # One multiply-add per element either way: rescaling in place and accumulating there would save nothing.
-            new_outs.append(o * alpha + pl.run_scoped(product, plgpu.WGMMAAccumulatorRef(tile)))
-            plgpu.barrier_arrive(consumed.at[slot])
+            for slot, o, product in zip(slots[some], outs[some], _products(ring, slots[some], p, tile), strict=True):
+                new_outs.append(o * alpha + product)
+                plgpu.barrier_arrive(consumed.at[slot])
         plgpu.barrier_arrive(p_empty.at[buffer])
         return shape.slot(base, shape.chunks), next_present, tuple(new_outs)
 
@@ -256,6 +254,18 @@ def accumulate(
         # Transposed in registers, a thread holds neighbouring columns of one query row and stores them together.
         o = plgpu.layout_cast((o * inverse).astype(out.dtype), plgpu.Layout.WGMMA_TRANSPOSED)
         _store(rows.at[:, pl.ds(chunk * CHUNK, CHUNK)].transpose((1, 0)), o)
+
+
+def _products(ring, slots, p, tile) -> list[jax.Array]:
+    """V^T P^T of the chunks in `slots`, all issued before the first is awaited."""
+
+    def issue(*accs):
+        for acc, slot in zip(accs, slots, strict=True):
+            plgpu.wgmma(acc, ring.at[slot].transpose((1, 0)), p)
+        # Products end in order, so each is awaited with the later ones still under way.
+        return [plgpu.wgmma_accumulator_load(acc, wait_n=len(accs) - 1 - k) for k, acc in enumerate(accs)]
+
+    return pl.run_scoped(issue, *[plgpu.WGMMAAccumulatorRef(tile)] * len(slots))
 
 
 def _zero_unseen(ring, slots, begin, end, present):
