@@ -116,7 +116,7 @@ MISTAKES = {
     "window one key too wide": {"window": 66},
     "window one key too narrow": {"window": 64},
     "one more token": {"lengths": (131,)},
-    "another scale": {"scale": 0.063},
+    "scale one percent off": {"scale": 1.01},
 }
 
 
@@ -124,7 +124,7 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_comparison_sees_planted_mistakes(mistake):
     """The tolerances are tight enough to tell a kernel that does something slightly different."""
-    case = Case("planted", (130,), window=65, table_width=3)
+    case = Case("planted", (130,), window=65, table_width=3, scale=1.0)
     inputs = decode_cases.build(case)
     inputs = dataclasses.replace(inputs, kv_pages=np.where(np.isfinite(inputs.kv_pages), inputs.kv_pages, 0.1))
     wrong = dataclasses.replace(case, **MISTAKES[mistake])
