@@ -6,6 +6,7 @@ each. Constructing a buffer checks it. Rebuilding one from leaves, as JAX does i
 
 from typing import Any, ClassVar
 
+import jax
 import numpy as np
 from jax import Array
 from jaxtyping import Shaped
@@ -58,6 +59,10 @@ class HostKV:
         """The arrays by name, K before V."""
         names = dict.fromkeys(side.leaf for side in self.sides)
         return {name: getattr(self, name) for name in names}
+
+    def with_leaves(self, leaves: dict[str, Any]) -> Any:
+        """The same buffer with other arrays, K before V, which are not checked."""
+        return jax.tree.unflatten(jax.tree.structure(self), leaves.values())
 
     @property
     def sides(self) -> tuple[Side, ...]:

@@ -1,11 +1,15 @@
 """Loading layer by layer, so that one layer is used while the next ones are still moving."""
 
 import collections
+import functools
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dots_jax.host import transfer
 from dots_jax.host.device import DeviceKV, LayerKV
+from dots_jax.host.placement import is_traced
+from dots_jax.host.workers import start
 
 if TYPE_CHECKING:
     from dots_jax.host.buffers import HostKV
@@ -28,7 +32,8 @@ class LayerLoads(Iterator[LoadedLayer]):
 
     A layer's arrays exist only in the item that `next` returns for it, so that no layer can be read before its load was
     started, and a load is started no more than `prefetch` layers ahead of the one in use. Starting a load does not wait
-    for it: the copy of the layers ahead runs while the caller computes with this one.
+    for it: the copy of the layers ahead runs while the caller computes with this one. Do not donate the buffer to
+    something else before the last layer has come.
     """
 
     def __init__(
@@ -58,13 +63,17 @@ class LayerLoads(Iterator[LoadedLayer]):
             raise ValueError(f"prefetch: expected at least 0, got {prefetch}.")
         self._start = transfer.prepare_loads(host, device, host_slots, device_slots, donate=donate)
         self._layers = iter(range(host.spec.num_layers))
-        self._ahead: collections.deque[LoadedLayer] = collections.deque()
+        self._ahead: collections.deque[tuple[int, Future]] = collections.deque()
+        row = host.spec.k_token_stride + host.spec.v_token_stride
+        self._nbytes = 0 if is_traced((host, device, device_slots)) else row * len(device_slots)
         self._prefetch = prefetch
 
     def __next__(self) -> LoadedLayer:
         """Hands out the next layer, after starting the loads that may run ahead of it."""
         while len(self._ahead) <= self._prefetch and (layer := next(self._layers, None)) is not None:
-            self._ahead.append(LoadedLayer(layer, self._start(layer)))
+            call = functools.partial(self._start, layer)
+            self._ahead.append((layer, start(call, self._nbytes if self._prefetch else 0)))
         if not self._ahead:
             raise StopIteration
-        return self._ahead.popleft()
+        layer, arrays = self._ahead.popleft()
+        return LoadedLayer(layer, arrays.result())

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from dots_jax.host import layouts
-from dots_jax.host.placement import as_bytes, call, leaves_to_move, rebuild_moved, relabel, update
+from dots_jax.host.placement import as_bytes, call, for_moving, restore, update
 from dots_jax.host.regions import read_block, write_block
 from dots_jax.host.slots import check_pages
 
@@ -56,8 +56,8 @@ def _check_page(host: "HostKV", page: int) -> int:
 
 def _read_page(host: "HostKV", page: Any, *, reinterpret: bool) -> tuple[jax.Array, ...]:
     """One block per side."""
-    host = relabel(host)
-    spec, leaves = host.spec, leaves_to_move(host, reinterpret)
+    spec = host.spec
+    leaves = {side.leaf: for_moving(host.leaves[side.leaf], side, reinterpret) for side in host.sides}
     return tuple(
         read_block(
             leaves[side.leaf],
@@ -81,15 +81,14 @@ def get_page(host: "HostKV", page: int) -> np.ndarray:
 
 
 def _write_page(host: "HostKV", page: Any, blocks: tuple[jax.Array, ...], *, reinterpret: bool) -> "HostKV":
-    original, host = host, relabel(host)
     spec = host.spec
-    leaves = leaves_to_move(host, reinterpret)
+    leaves = {side.leaf: for_moving(host.leaves[side.leaf], side, reinterpret) for side in host.sides}
     for side, block in zip(host.sides, blocks, strict=True):
         block = as_bytes(block) if reinterpret else block
         leaves[side.leaf] = write_block(
             leaves[side.leaf], block, side, host.layout, spec.page_size, layer=0, slot=page * spec.page_size
         )
-    return rebuild_moved(original, leaves)
+    return host.with_leaves({name: restore(host.leaves[name], leaf) for name, leaf in leaves.items()})
 
 
 def set_page(host: "HostKV", page: int, data: Any, *, donate: bool = False) -> "HostKV":

@@ -2,41 +2,22 @@
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.core import Tracer
 
-if TYPE_CHECKING:
-    from dots_jax.host.buffers import HostKV
+from dots_jax.host.layouts import Side
 
 # To a type checker `jax.Device` is a value, not a type.
 Device = Any
 
 
-def relabel(host: "HostKV") -> "HostKV":
-    """On a CPU backend, drops the host label of the leaves while a function computes on them.
-
-    All memory kinds of the CPU backend are the same memory, so that this moves nothing; it only lets operations mix the
-    leaves with device arrays. Elsewhere the leaves stay where they are, and blocks are moved to them.
-    """
-    if jax.default_backend() != "cpu":
-        return host
-    return jax.tree.map(lambda leaf: in_space(leaf, jax.memory.Space.Device), host)
-
-
 def in_space(array: Array, space: Any) -> Array:
     """The array in a memory space, moved there if it is not."""
     return array if jax.typeof(array).memory_space == space else jax.device_put(array, space)
-
-
-def rebuild(original: "HostKV", leaves: dict[str, Array]) -> "HostKV":
-    """A buffer of the same kind with other leaves, each in the memory space of the one it replaces."""
-    old, structure = jax.tree.flatten(original)
-    new = [in_space(leaf, jax.typeof(was).memory_space) for was, leaf in zip(old, leaves.values(), strict=True)]
-    return jax.tree.unflatten(structure, new)
 
 
 def is_traced(tree: Any) -> bool:
@@ -60,20 +41,30 @@ def from_bytes(array: Array, dtype: Any) -> Array:
     return array if array.dtype == dtype else lax.bitcast_convert_type(array, dtype)
 
 
-def rows_of(array: Array, reinterpret: bool) -> Array:
-    """A device array as `[slots, heads, width]`; a latent row may come without its one head."""
+def rows_of(array: Array, side: Side, reinterpret: bool) -> Array:
+    """A device array as `[slots, heads, width]` of a side, however it spreads a row over axes."""
     array = as_bytes(array) if reinterpret else array
-    return array[:, None] if array.ndim == 2 else array
+    return array.reshape(array.shape[0], side.heads, side.width)
 
 
-def leaves_to_move(host: "HostKV", reinterpret: bool) -> dict[str, Array]:
-    """The leaves by name, as bytes where slicing would change them."""
-    return {name: as_bytes(leaf) if reinterpret else leaf for name, leaf in host.leaves.items()}
+def for_moving(leaf: Array, side: Side, reinterpret: bool) -> Array:
+    """A leaf as functions here compute on it, with rows as wide as those of `side`.
+
+    On a CPU backend the host label goes: all its memory kinds are the same memory, so that this moves nothing and only
+    lets operations mix leaves with device arrays. Elsewhere the leaf stays where it is, and blocks are moved to it.
+    """
+    if jax.default_backend() == "cpu":
+        leaf = in_space(leaf, jax.memory.Space.Device)
+    leaf = as_bytes(leaf) if reinterpret else leaf
+    if side.width == leaf.shape[-1]:
+        return leaf
+    return leaf.reshape(*leaf.shape[:-2], side.heads, side.width)
 
 
-def rebuild_moved(original: "HostKV", leaves: dict[str, Array]) -> "HostKV":
-    """The inverse of `leaves_to_move`, each leaf where it was."""
-    return rebuild(original, {name: from_bytes(leaf, original.spec.dtype) for name, leaf in leaves.items()})
+def restore(original: Array, leaf: Array) -> Array:
+    """The inverse of `for_moving`: shape, dtype and memory space of the leaf that is replaced."""
+    leaf = leaf if leaf.shape == original.shape else leaf.reshape(original.shape)
+    return in_space(from_bytes(leaf, original.dtype), jax.typeof(original).memory_space)
 
 
 def _options(dtype: Any) -> dict[str, str] | None:

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from dots_jax.host.device import DeviceKV, LayerKV
+from dots_jax.host.layouts import Side
 from dots_jax.host.moves import Moves, chunks
-from dots_jax.host.placement import as_bytes, call, from_bytes, leaves_to_move, rebuild_moved, relabel, rows_of, update
+from dots_jax.host.placement import as_bytes, call, for_moving, from_bytes, restore, rows_of, update
 from dots_jax.host.regions import read_block, write_block
 from dots_jax.host.relayout import block_to_pages, pages_to_block
 
@@ -38,7 +39,7 @@ def backup_in_chunks(
         blocks = {}
         for side in host.sides:
             layers = device.k if side.name == "k" else device.v
-            block = call(_gather, dtype, layers, part.device, run=run)
+            block = call(_gather, dtype, layers, part.device, side=side, run=run)
             blocks[side.name] = _put(block, leaf_of[side.name])
         host = update(_insert, dtype, host, blocks, part, donate=donate)
         donate = True
@@ -59,7 +60,7 @@ def load_in_chunks(
         blocks = call(_extract, dtype, host, jnp.int32(layer), part, run=run)
         given = [array for array in arrays if array is not None]
         blocks = [_put(block, array.sharding) for block, array in zip(blocks, given, strict=True)]
-        arrays = update(_scatter, dtype, arrays, blocks, part, donate=donate)
+        arrays = update(_scatter, dtype, arrays, blocks, part, donate=donate, sides=host.sides)
         donate = True
     return arrays
 
@@ -78,13 +79,12 @@ def _put(block: Array, sharding: Any) -> Array:
     return jax.device_put(block, sharding)
 
 
-def _gather(layers: tuple[Array, ...], starts: Array, *, run: int, reinterpret: bool) -> Array:
-    return pages_to_block([rows_of(layer, reinterpret) for layer in layers], starts, run)
+def _gather(layers: tuple[Array, ...], starts: Array, *, side: Side, run: int, reinterpret: bool) -> Array:
+    return pages_to_block([rows_of(layer, side, reinterpret) for layer in layers], starts, run)
 
 
 def _insert(host: "HostKV", blocks: dict[str, Array], moves: Moves, *, reinterpret: bool) -> "HostKV":
     """Writes blocks `[run, token, layer, head, width]` into the buffer."""
-    original, host = host, relabel(host)
 
     def move(i: Array, leaves: dict[str, Array]) -> dict[str, Array]:
         for side in host.sides:
@@ -97,13 +97,14 @@ def _insert(host: "HostKV", blocks: dict[str, Array], moves: Moves, *, reinterpr
             )
         return leaves
 
-    return rebuild_moved(original, lax.fori_loop(0, moves.total, move, leaves_to_move(host, reinterpret)))
+    leaves = {side.leaf: for_moving(host.leaves[side.leaf], side, reinterpret) for side in host.sides}
+    leaves = lax.fori_loop(0, moves.total, move, leaves)
+    return host.with_leaves({name: restore(host.leaves[name], leaf) for name, leaf in leaves.items()})
 
 
 def _extract(host: "HostKV", layer: Array, moves: Moves, *, run: int, reinterpret: bool) -> list[Array]:
     """Reads one layer's runs into blocks `[run, token, 1, head, width]`, one per side."""
-    host = relabel(host)
-    leaves = leaves_to_move(host, reinterpret)
+    leaves = {side.leaf: for_moving(host.leaves[side.leaf], side, reinterpret) for side in host.sides}
     count = len(moves.host)
 
     def read(i: Array, blocks: list[Array]) -> list[Array]:
@@ -130,14 +131,16 @@ def _extract(host: "HostKV", layer: Array, moves: Moves, *, run: int, reinterpre
     return [from_bytes(block, host.spec.dtype) for block in lax.fori_loop(0, moves.total, read, empty)]
 
 
-def _scatter(arrays: LayerKV, blocks: list[Array], moves: Moves, *, reinterpret: bool) -> LayerKV:
+def _scatter(
+    arrays: LayerKV, blocks: list[Array], moves: Moves, *, sides: tuple[Side, ...], reinterpret: bool
+) -> LayerKV:
     """Writes blocks of one layer into its device arrays; runs past the total are dropped."""
     given = [array for array in arrays if array is not None]
     keep = jnp.arange(len(moves.device)) < moves.total
     done = []
-    for array, block in zip(given, blocks, strict=True):
+    for array, block, side in zip(given, blocks, sides, strict=True):
         starts = jnp.where(keep, jnp.asarray(moves.device), array.shape[0])
         block = as_bytes(block) if reinterpret else block
-        (rows,) = block_to_pages(block, [rows_of(array, reinterpret)], starts)
+        (rows,) = block_to_pages(block, [rows_of(array, side, reinterpret)], starts)
         done.append(from_bytes(rows.reshape(array.shape), array.dtype))
     return LayerKV(*done)

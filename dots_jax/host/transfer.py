@@ -4,6 +4,7 @@ Both directions are a loop over runs of tokens in which each copy is one slice w
 the cost follows what is moved and no buffer is ever copied whole.
 """
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,12 @@ from jax.core import Tracer
 
 from dots_jax.host import staged
 from dots_jax.host.device import DeviceKV, LayerKV, check_device
+from dots_jax.host.layouts import AXES, Side, with_one_head
 from dots_jax.host.moves import Moves, plan
-from dots_jax.host.placement import from_bytes, is_traced, leaves_to_move, rebuild_moved, relabel, rows_of, update
+from dots_jax.host.placement import for_moving, from_bytes, is_traced, restore, rows_of, update
 from dots_jax.host.regions import read_block, write_block
 from dots_jax.host.slots import check_pair
+from dots_jax.host.workers import run_together
 
 if TYPE_CHECKING:
     from dots_jax.host.buffers import HostKV
@@ -73,32 +76,50 @@ def backup(
     if needs_staging(host, device, moves) or (chunk_pages and not is_traced((host, device, moves))):
         size = chunk_pages or staged.CHUNK_PAGES
         return staged.backup_in_chunks(host, device, moves, run, chunk_pages=size, donate=donate)
-    return update(_backup, host.spec.dtype, host, device, moves, donate=donate, run=run)
+    layers = {"k": device.k, "v": device.v}
+    static = {"layout": host.layout, "page_size": host.spec.page_size, "run": run}
+    calls = []
+    # A call for each leaf, so that K and V are copied at the same time.
+    for name, leaf in host.leaves.items():
+        sides = tuple(side for side in host.sides if side.leaf == name)
+        sources = tuple(layers[side.name] for side in sides)
+        call = functools.partial(update, _backup, host.spec.dtype, leaf, sources, moves, sides=sides, **static)
+        calls.append(functools.partial(call, donate=donate))
+    nbytes = 0 if is_traced((host, device, moves)) else len(moves.host) * run * host.spec.bytes_per_token
+    return host.with_leaves(dict(zip(host.leaves, run_together(calls, nbytes), strict=True)))
 
 
-def _backup(host: "HostKV", device: DeviceKV, moves: Moves, *, run: int, reinterpret: bool) -> "HostKV":
-    original, host = host, relabel(host)
-    spec = host.spec
-    sources = [
-        [rows_of(array, reinterpret) for array in (device.k if side.name == "k" else device.v)] for side in host.sides
-    ]
+def _backup(
+    leaf: Array,
+    sources: tuple[tuple[Array, ...], ...],
+    moves: Moves,
+    *,
+    sides: tuple[Side, ...],
+    layout: str,
+    page_size: int,
+    run: int,
+    reinterpret: bool,
+) -> Array:
+    """Copies every run of every layer into one leaf; `sources` has the layers of each of its sides."""
+    sides = tuple(with_one_head(side, layout) for side in sides)
+    pairs = tuple(zip(sides, sources, strict=True))
+    rows = [[rows_of(array, side, reinterpret) for array in layers] for side, layers in pairs]
 
-    def move(i: Array, leaves: dict[str, Array]) -> dict[str, Array]:
-        for side, layers in zip(host.sides, sources, strict=True):
-            for layer, rows in enumerate(layers):
-                block = lax.dynamic_slice_in_dim(rows, jnp.asarray(moves.device)[i], run)[None]
-                leaves[side.leaf] = write_block(
-                    leaves[side.leaf],
-                    block,
-                    side,
-                    host.layout,
-                    spec.page_size,
-                    layer=layer,
-                    slot=jnp.asarray(moves.host)[i],
-                )
-        return leaves
+    def move(i: Array, leaf: Array) -> Array:
+        source, target = jnp.asarray(moves.device)[i], jnp.asarray(moves.host)[i]
+        for side, layers in zip(sides, rows, strict=True):
+            for layer, array in enumerate(layers):
+                block = lax.dynamic_slice_in_dim(array, source, run)[None]
+                leaf = write_block(leaf, block, side, layout, page_size, layer=layer, slot=target)
+        return leaf
 
-    return rebuild_moved(original, lax.fori_loop(0, moves.total, move, leaves_to_move(host, reinterpret)))
+    moving = for_moving(leaf, sides[0], reinterpret)
+    return restore(leaf, lax.fori_loop(0, moves.total, move, moving))
+
+
+def layer_bytes(host: "HostKV", moves: Moves, run: int) -> int:
+    """Bytes of the slots of known moves in one layer, the padding included."""
+    return len(moves.host) * run * (host.spec.k_token_stride + host.spec.v_token_stride)
 
 
 def check_layer(name: str, layer: Any, num_layers: int) -> Any:
@@ -167,37 +188,51 @@ def prepare_loads(
         arrays = device.layer(target)
         if needs_staging(host, arrays, moves):
             return staged.load_in_chunks(arrays, host, layer, moves, run, chunk_pages=staged.CHUNK_PAGES, donate=donate)
-        return update(_load, host.spec.dtype, arrays, host, jnp.int32(layer), moves, donate=donate, run=run)
+        static = {"layout": host.layout, "page_size": host.spec.page_size, "run": run}
+        calls = [
+            functools.partial(
+                update,
+                _load,
+                host.spec.dtype,
+                getattr(arrays, side.name),
+                host.leaves[side.leaf],
+                jnp.int32(layer),
+                moves,
+                donate=donate,
+                side=side,
+                **static,
+            )
+            for side in host.sides
+        ]
+        nbytes = 0 if is_traced((arrays, host, moves)) else layer_bytes(host, moves, run)
+        return LayerKV(*run_together(calls, nbytes))
 
     return start
 
 
-def _load(arrays: LayerKV, host: "HostKV", layer: Array, moves: Moves, *, run: int, reinterpret: bool) -> LayerKV:
-    host = relabel(host)
-    spec = host.spec
-    leaves = leaves_to_move(host, reinterpret)
-    given = [array for array in arrays if array is not None]
+def _load(
+    array: Array,
+    leaf: Array,
+    layer: Array,
+    moves: Moves,
+    *,
+    side: Side,
+    layout: str,
+    page_size: int,
+    run: int,
+    reinterpret: bool,
+) -> Array:
+    """Copies every run of one layer and side into its device array."""
+    side = with_one_head(side, layout)
+    leaf = for_moving(leaf, side, reinterpret)
+    num_layers = leaf.shape[AXES[layout].index("layer") + (side.index is not None)]
 
-    def move(i: Array, targets: list[Array]) -> list[Array]:
-        return [
-            lax.dynamic_update_slice_in_dim(
-                rows,
-                read_block(
-                    leaves[side.leaf],
-                    side,
-                    host.layout,
-                    spec.page_size,
-                    layer=layer,
-                    num_layers=1,
-                    slot=jnp.asarray(moves.host)[i],
-                    num_tokens=run,
-                )[0],
-                jnp.asarray(moves.device)[i],
-                axis=0,
-            )
-            for side, rows in zip(host.sides, targets, strict=True)
-        ]
+    def move(i: Array, rows: Array) -> Array:
+        source, target = jnp.asarray(moves.host)[i], jnp.asarray(moves.device)[i]
+        block = read_block(leaf, side, layout, page_size, layer=layer, num_layers=1, slot=source, num_tokens=run)
+        return lax.dynamic_update_slice_in_dim(rows, block[0], target, axis=0)
 
-    targets = lax.fori_loop(0, moves.total, move, [rows_of(array, reinterpret) for array in given])
-    done = (from_bytes(rows.reshape(array.shape), spec.dtype) for rows, array in zip(targets, given, strict=True))
-    return LayerKV(*done)
+    # A traced layer that does not exist moves nothing.
+    total = jnp.where((layer >= 0) & (layer < num_layers), moves.total, 0)
+    rows = lax.fori_loop(0, total, move, rows_of(array, side, reinterpret))
+    return from_bytes(rows.reshape(array.shape), array.dtype)

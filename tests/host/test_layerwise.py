@@ -15,7 +15,7 @@ def started(monkeypatch):
     update = transfer.update
 
     def recording(function, dtype, value, *args, **kwargs):
-        if function is transfer._load:
+        if function is transfer._load and kwargs["side"].name == "k":
             layers.append(int(args[1]))
         return update(function, dtype, value, *args, **kwargs)
 

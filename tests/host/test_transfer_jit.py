@@ -67,6 +67,18 @@ def test_traced_tokens_out_of_range_move_nothing():
         np.testing.assert_array_equal(got, want)
 
 
+def test_a_traced_layer_that_does_not_exist_moves_nothing():
+    host, _ = filled(T1, "page_first", 4)
+    device = random_device(T1, 11)
+    load = jax.jit(lambda layer: host.load(device, layer, [0, 1], [2, 3], device_layer=1))
+    for layer in (-1, 3):
+        k, v = load(layer)
+        np.testing.assert_array_equal(bits(k), bits(device.k[1]))
+        np.testing.assert_array_equal(bits(v), bits(device.v[1]))
+    k, _ = load(2)
+    np.testing.assert_array_equal(bits(k)[2:4], canonical(host)[0][:2, 2])
+
+
 def test_one_known_vector_is_still_checked():
     host, _ = filled(T1, "page_first", 4)
     device = random_device(T1, 11)
