@@ -267,7 +267,7 @@ def _tile(
 
         @pl.when(edge)
         def _():
-            shape = (tokens, min(columns, 64))
+            shape = (tokens, 32 if columns % 64 else 64)
             layout = plgpu.Layout.SMEM_GMEM_COPY(shape, static.dtype, 64)
             key = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=layout) + first_key
             seen = jnp.logical_and(key >= span.first_key, key <= span.last_key)
@@ -329,6 +329,7 @@ def _tile(
         acc, old_top, total = output
         top = jnp.maximum(old_top, score.max(axis=1))
         weight = jnp.exp2(score - lax.broadcast_in_dim(_finite(top), score.shape, [0]))
+        # The store begins with a warpgroup barrier: the weights overwrite the inbox that other warps may still read.
         weights_smem.at[wg, 0][...] = weight.astype(static.dtype)
         row_stat.at[wg][...] = top
         plgpu.commit_smem()

@@ -15,6 +15,7 @@ PAGE_SIZE = 64
 MAX_WIDTH = 1088
 MAX_HEADS = 128
 MAX_SEQ = 8
+MAX_BATCH = 65_535  # the slowest axis of a launch grid
 
 SMEM_BYTES_PER_BLOCK = 232_448
 """Shared memory one block can opt into on compute capability 9.0 (227 KiB)."""
@@ -171,7 +172,7 @@ def unsupported_reason(
         (v_dim % 128 != 0 or v_dim < 128, f"v_dim {v_dim} is not a positive multiple of 128"),
         (rope < 0 or rope % 64 != 0, f"the {rope} columns after v_dim are not a multiple of 64"),
         (window is not None and window < 1, f"window {window} is less than 1"),
-        (batch < 1, "the batch is empty"),
+        (not 1 <= batch <= MAX_BATCH, f"a batch of {batch} rows is not in 1..{MAX_BATCH}"),
         (num_pages < 1, "the cache has no pages"),
         (table_width < 1, "the page table has no columns"),
     )

@@ -1,4 +1,4 @@
-"""Test kit of the decode kernels: adversarial inputs, a float32 reference, the comparison, and the list of cases.
+"""Test kit of the decode kernels: adversarial inputs, the comparison with the definition, and the list of cases.
 
 Every cache byte that no query may read is NaN or Inf, and every table entry that does not matter is the id of such a
 page.
@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call
 
+from dots_jax.decode.reference import swa_latent_decode_reference
+from dots_jax.pages import PageTable
 from pallas_kernels.swa_latent_decode import Config, decode
 
 PAGE = 64
@@ -80,23 +82,11 @@ def build(case: Case) -> Inputs:
 
 
 def reference(case: Case, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
-    """The definition, in float64 on the rounded inputs: output and natural-log LSE."""
-    batch, seq, heads, _ = inputs.q.shape
-    out = np.zeros((batch, seq, heads, case.v_dim))
-    lse = np.full((batch, seq, heads), -np.inf)
-    for row in range(batch):
-        for token in range(seq):
-            keys = visible(case, inputs, row, token)
-            if not keys:
-                continue
-            latents = np.stack([inputs.kv_pages[page, offset] for page, offset in keys]).astype(np.float64)
-            scores = inputs.q[row, token].astype(np.float64) @ latents.T * case.scale
-            top = scores.max(axis=1, keepdims=True)
-            weights = np.exp(scores - top)
-            total = weights.sum(axis=1, keepdims=True)
-            out[row, token] = weights / total @ latents[:, : case.v_dim]
-            lse[row, token] = (top + np.log(total))[:, 0]
-    return out, lse
+    """The project's definition on the rounded inputs: float32 output and natural-log LSE."""
+    table = PageTable(jnp.asarray(inputs.pages), jnp.asarray(inputs.lengths))
+    named = {"window": case.window, "scale": case.scale, "v_dim": case.v_dim}
+    q, kv_pages, counts = jnp.asarray(inputs.q), jnp.asarray(inputs.kv_pages), jnp.asarray(inputs.counts)
+    return swa_latent_decode_reference(q, kv_pages, table, **named, counts=counts)
 
 
 def run(case: Case, config: Config | None, inputs: Inputs | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -33,6 +33,7 @@ def test_served_shapes_are_supported():
         ({"v_dim": 1000}, "v_dim 1000 is not a positive multiple of 128"),
         ({"width": 1056}, "the 32 columns after v_dim are not a multiple of 64"),
         ({"num_pages": 0}, "the cache has no pages"),
+        ({"batch": 0}, "a batch of 0 rows is not in 1..65535"),
     ],
 )
 def test_unsupported_shapes_have_a_reason(change, words):
