@@ -48,8 +48,8 @@ def same_bits(a: Any, b: Any) -> bool:
     bits = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
     def same(x: jax.Array, y: jax.Array) -> bool:
-        as_bits = [jax.lax.bitcast_convert_type(z, bits[z.dtype.itemsize]) for z in (x, y)]
-        return x.shape == y.shape and bool(jnp.array_equal(*as_bits))
+        left, right = (jax.lax.bitcast_convert_type(z, bits[z.dtype.itemsize]) for z in (x, y))
+        return x.shape == y.shape and bool(jnp.array_equal(left, right))
 
     return all(jax.tree.leaves(jax.tree.map(same, a, b)))
 

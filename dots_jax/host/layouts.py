@@ -127,7 +127,7 @@ def check_io_backend(kind: str, layout: str, io_backend: str | None) -> None:
     backends = " or ".join(repr(name) for name in fitting)
     raise ValueError(
         f"Unsupported layout '{layout}' for io_backend '{io_backend}': {layout} goes with io_backend {backends}, "
-        f"and io_backend '{io_backend}' with layout {layouts} (a {kind} buffer)."
+        f"and io_backend '{io_backend}' with layout {layouts} (a buffer of kind {kind!r})."
     )
 
 

@@ -73,7 +73,7 @@ class PageStore:
         model_name: str = "",
         rank: int = 0,
         num_ranks: int = 1,
-        checksum: Checksum = "sum64",
+        checksum: Checksum = "xxh3",
         durable: bool = False,
         concurrency: int = 4,
         timeout: float = 60.0,
@@ -88,7 +88,7 @@ class PageStore:
           model_name: name and revision of the weights.
           rank: tensor-parallel rank; left out of the namespace of a `LatentSpec`, whose pages all ranks share.
           num_ranks: tensor-parallel ranks.
-          checksum: "sum64", "crc32" or "sha256", the first being the fastest (see `store_record`). Each is understood
+          checksum: "xxh3" or "sha256", the first being the faster (see `store_record`). Each is understood
             when reading.
           durable: wait for the disk on each write (local files). Without it a power cut may lose pages; they are then
             misses.
