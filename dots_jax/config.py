@@ -28,7 +28,10 @@ def _whole(field: str, value: object, least: int = 1) -> int:
 
 
 def _positive(field: str, value: object) -> float:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    try:
+        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    except OverflowError:  # an int that no float holds
+        good = False
     if not good:
         raise ValueError(f"{field}: expected a finite number above 0, got {value!r}")
     return float(cast(float, value))
@@ -217,7 +220,7 @@ def _load(path: Path) -> Mapping[str, Any]:
     file = path / "config.json" if path.is_dir() else path
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: expected JSON, got {error}") from None
     if not isinstance(data, dict):
         raise ValueError(f"{file}: expected a JSON object, got {type(data).__name__}")

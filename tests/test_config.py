@@ -132,6 +132,7 @@ def test_rope_base_from_rope_parameters():
         ("sliding_window_size", -1, "at least 1"),
         ("sliding_window_size", None, "whole number"),
         ("rope_theta", float("nan"), "finite number above 0"),
+        ("rope_theta", 10**400, "finite number above 0"),
         ("swa_rope_theta", -5, "finite number above 0"),
         ("attention_gate_type", "rowwise", "headwise, elementwise"),
         ("swa_attention_gate_type", None, "headwise, elementwise"),

@@ -67,7 +67,8 @@ def _whole_number(least: int):
         except ValueError:
             value = least - 1
         if not least <= value < 2**31:
-            raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, got {text!r}")
+            bounds = f"at least {least}" if value < least else "at most 2**31 - 1"
+            raise argparse.ArgumentTypeError(f"expected a whole number of {bounds}, got {text!r}")
         return value
 
     return parse
@@ -103,11 +104,11 @@ def prepare(arguments: argparse.Namespace) -> "tuple[LoopSpec, tuple[Request, ..
 
     config = load_config(arguments.config)
     spec = LoopSpec(config.swa, arguments.layers, arguments.draft_tokens, arguments.implementation)
-    requests = _requests(arguments, config)
     num_pages = arguments.pages or arguments.batch * window_pages(spec.window, spec.draft_tokens)
     options = JobOptions(arguments.batch, arguments.steps, num_pages, arguments.dtype, arguments.seed)
+    _check_memory(spec, options)  # before the requests, which are as many as the batch has rows
+    requests = _requests(arguments, config)
     _check_pool_size(spec, requests, num_pages)
-    _check_memory(spec, options)
     return spec._replace(implementation=_implementation(spec, options)), requests, options
 
 
@@ -168,12 +169,19 @@ def _check_memory(spec: "LoopSpec", options: "JobOptions") -> None:
     device = jax.devices()[0]
     limit = (device.memory_stats() or {}).get("bytes_limit") if device.platform != "cpu" else None
     available = psutil.virtual_memory().available if limit is None else limit
-    needed = options.num_pages * PAGE_SIZE * bytes_per_token(spec.geometry, options.dtype) * spec.layers
-    if needed > available:
-        raise ArgumentError(
-            f"the cache of {options.num_pages} pages in {spec.layers} layers takes {needed / 2**30:.1f} GiB,"
-            f" {available / 2**30:.1f} GiB are available"
-        )
+    geometry, row = spec.geometry, bytes_per_token(spec.geometry, options.dtype)
+    queries = options.batch * spec.draft_tokens * geometry.num_heads
+    # Queries as wide as a cache row; outputs of each layer, which are almost as wide; the latents of one admission.
+    step = queries * row * (1 + spec.layers) + spec.live_tokens * row
+    for what, needed in (
+        (f"the cache of {options.num_pages} pages", options.num_pages * PAGE_SIZE * row * spec.layers),
+        (f"a step of {options.batch} rows x {spec.draft_tokens} drafts over a window of {spec.window}", step),
+    ):
+        if needed > available:
+            raise ArgumentError(
+                f"{what} in {spec.layers} layers takes {needed / 2**30:.1f} GiB,"
+                f" {available / 2**30:.1f} GiB are available"
+            )
 
 
 def _implementation(spec: "LoopSpec", options: "JobOptions") -> str:

@@ -3,11 +3,13 @@
 from typing import Literal, overload
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from dots_jax.decode import implementations
 from dots_jax.decode.checks import check_counts, check_decode
 from dots_jax.pages import PageTable
+from dots_jax.pages.checks import INT32_MAX
 
 
 @overload
@@ -86,7 +88,10 @@ def swa_latent_decode(
     """
     check_decode(q, kv_pages, table, window, scale, v_dim)
     counts = check_counts(counts, q.shape[0], q.shape[1])
-    window, scale, v_dim = None if window is None else int(window), float(scale), int(v_dim)
+    q, kv_pages = jnp.asarray(q), jnp.asarray(kv_pages)
+    # Positions are int32, so a window of that many tokens reaches everything.
+    window = None if window is None or window >= INT32_MAX else int(window)
+    scale, v_dim = float(scale), int(v_dim)
     decode = implementations.choose(implementation, q, kv_pages, table, window=window, v_dim=v_dim)
     out, lse = decode(q, kv_pages, table.pages, table.lengths, counts, window=window, scale=scale, v_dim=v_dim)
     return (out, lse) if return_lse else out

@@ -7,6 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 from dots_jax.decode.checks import check_cache, check_counts
 from dots_jax.decode.positions import locate
 from dots_jax.pages import PageTable
+from dots_jax.pages.checks import as_int32
 
 
 def write_latent(
@@ -32,10 +33,11 @@ def write_latent(
     that was passed is then deleted.
 
     Raises:
-      TypeError: if `table` is not a `PageTable` or a dtype is not a float (latent, cache) or integer (counts) one.
+      TypeError: if `table` is not a `PageTable`, or `counts` not of an integer dtype.
       ValueError: if the shapes do not belong together.
     """
     check_cache(kv_pages, table)
+    kv_pages, latent = jnp.asarray(kv_pages), jnp.asarray(latent)
     if latent.ndim != 3 or latent.shape[0] != table.pages.shape[0] or latent.shape[2] != kv_pages.shape[2]:
         raise ValueError(
             f"latent must be [B={table.pages.shape[0]}, S, D={kv_pages.shape[2]}] for this table and cache, "
@@ -71,17 +73,15 @@ def gather_latent(
 
     Raises:
       TypeError: if `table` is not a `PageTable`, or `starts` not of an integer dtype.
-      ValueError: if the shapes do not belong together, or `num_tokens` is negative.
+      ValueError: if the shapes do not belong together, `num_tokens` is negative, or a known start does not fit int32.
     """
     check_cache(kv_pages, table)
-    starts = jnp.asarray(starts)
-    if not jnp.issubdtype(starts.dtype, jnp.integer):
-        raise TypeError(f"starts must have an integer dtype, got {starts.dtype}")
+    kv_pages, starts = jnp.asarray(kv_pages), as_int32("starts", starts)
     if starts.shape != table.lengths.shape:
         raise ValueError(f"starts must be [B={table.lengths.shape[0]}] for this table, got {starts.shape}")
     if num_tokens < 0:
         raise ValueError(f"num_tokens must be at least 0, got {num_tokens}")
-    positions = starts[:, None].astype(jnp.int32) + jnp.arange(num_tokens, dtype=jnp.int32)
+    positions = starts[:, None] + jnp.arange(num_tokens, dtype=jnp.int32)
     page, offset, present = locate(table.pages, positions, table.page_size, kv_pages.shape[0])
     valid = present & (positions < table.lengths[:, None])
     if not kv_pages.shape[0]:

@@ -47,8 +47,8 @@ def check_decode(q: jax.Array, kv_pages: jax.Array, table: PageTable | None, win
         raise ValueError(f"window must be an integer >= 1 (tokens, the current one included) or None, got {window}")
     if isinstance(scale, jax.core.Tracer):
         raise ValueError("scale must be a number known before tracing, got a traced value")
-    if not math.isfinite(scale) or scale <= 0:
-        raise ValueError(f"scale must be finite and > 0, got {scale}")
+    if isinstance(scale, str) or np.ndim(scale) or scale is None or not math.isfinite(scale) or scale <= 0:
+        raise ValueError(f"scale must be a number, finite and > 0, got {scale!r}")
 
 
 def check_cache(kv_pages: jax.Array, table: PageTable) -> None:
@@ -75,11 +75,13 @@ def check_counts(counts: Int[Array, " B"] | None, rows: int, steps: int) -> jax.
     """
     if counts is None:
         return jnp.full(rows, steps, jnp.int32)
-    shape, dtype = np.shape(counts), counts.dtype if isinstance(counts, jax.Array) else np.asarray(counts).dtype
+    if not isinstance(counts, jax.Array):
+        counts = np.asarray(counts, np.int32 if np.size(counts) == 0 else None)
+    shape, dtype = counts.shape, counts.dtype
     if not jnp.issubdtype(dtype, jnp.integer):
         raise TypeError(f"counts must have an integer dtype, got {dtype}")
     if shape != (rows,):
         raise ValueError(f"counts must be [B={rows}], got {shape}")
     if not isinstance(counts, jax.Array) and rows and not (np.min(counts) >= 0 and np.max(counts) <= steps):
-        raise ValueError(f"counts must lie in 0..S={steps}, got {np.asarray(counts).tolist()}")
+        raise ValueError(f"counts must lie in 0..S={steps}, got {counts.tolist()}")
     return jnp.clip(jnp.asarray(counts), 0, steps).astype(jnp.int32)

@@ -27,9 +27,12 @@ def choose(
         raise ValueError(f"implementation must be None or one of {', '.join(NAMES)}; got {name!r}")
     if name == "xla":
         return xla.decode
-    reasons = refusals(q, kv_pages, table, window=window, v_dim=v_dim)
     if name is None:
-        return xla.decode if reasons["mosaic_gpu"] else _best_for_platform
+        # Only the kernel is asked about, so that nothing imports it where the device already rules it out.
+        shapes = {"window": window, "v_dim": v_dim}
+        refused = mosaic_gpu.cannot_run(q, kv_pages, table, device=device_of(q), **shapes)
+        return xla.decode if refused else _best_for_platform
+    reasons = refusals(q, kv_pages, table, window=window, v_dim=v_dim)
     if reason := reasons[name]:
         runnable = ", ".join(repr(other) for other, refused in reasons.items() if refused is None)
         raise NotImplementedError(f"implementation {name!r} cannot run: {reason}. Here these can: {runnable}.")

@@ -69,17 +69,26 @@ def _decode_row(
 ) -> tuple[Float[Array, "S H v_dim"], Float[Array, "S H"]]:
     steps, heads, _ = q.shape
     step = jnp.arange(steps)
-    position = jnp.where(step < count, length - count + step, -1)
+    # Where the row's first query sits; a length far below 0 would wrap to a position that exists.
+    origin = jnp.maximum(length, 0) - count
+    position = jnp.where(step < count, origin + step, -1)
     # The oldest position that any query of this row sees.
-    start = jnp.zeros_like(length) if window is None else jnp.maximum(length - count - (window - 1), 0)
+    start = jnp.zeros_like(length) if window is None else jnp.maximum(jnp.maximum(origin, 0) - (window - 1), 0)
     capacity = pages.shape[0] * kv_pages.shape[1]
     reach = capacity if window is None else min(window + steps - 1, capacity)
     tokens = -(-reach // TOKEN_MULTIPLE) * TOKEN_MULTIPLE
     block = partial(_attend_block, q, kv_pages, pages, position, window=window, scale=scale, v_dim=v_dim)
-    state = _Softmax(jnp.full((steps, heads), -jnp.inf), jnp.zeros((steps, heads)), jnp.zeros((steps, heads, v_dim)))
+    state = _Softmax(
+        jnp.full((steps, heads), -jnp.inf, jnp.float32),
+        jnp.zeros((steps, heads), jnp.float32),
+        jnp.zeros((steps, heads, v_dim), jnp.float32),
+    )
     if tokens <= BLOCK_TOKENS:
         state = block(state, start, tokens=tokens)
     else:
+        # In `jax.shard_map` a loop has to start with values that differ between devices wherever its results do.
+        differs = jnp.isnan(q[0, 0, 0]) | jnp.isnan(kv_pages[0, 0, 0]) | (pages[0] < 0) | (position[0] < 0)
+        state = jax.tree.map(lambda value: value + jnp.where(differs, jnp.float32(0), jnp.float32(0)), state)
         end = jnp.minimum(jnp.max(position) + 1, capacity)
         num_blocks = -(-jnp.maximum(end - start, 0) // BLOCK_TOKENS)
         state = jax.lax.fori_loop(

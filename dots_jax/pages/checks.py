@@ -50,8 +50,11 @@ def as_int32(name: str, value: Any) -> Any:
         if value.size and (value.min() < -INT32_MAX - 1 or value.max() > INT32_MAX):
             raise ValueError(f"{name} must fit int32, got values from {value.min()} to {value.max()}")
         return jnp.asarray(value, jnp.int32)
-    if value.dtype == jnp.int32 or not isinstance(value, jax.Array):
+    if not isinstance(value, jax.Array):
         return value
+    if value.dtype == jnp.int32:
+        # `jnp.full(rows, 4)` is weakly typed, which a step's results are not: a jitted step would be traced twice.
+        return value.astype(jnp.int32) if value.weak_type else value
     # A wider or unsigned value past the range must not wrap into a page or a length that exists.
     info = jnp.iinfo(value.dtype)
     low, high = max(int(info.min), -INT32_MAX - 1), min(int(info.max), INT32_MAX)

@@ -137,7 +137,7 @@ def _admit(
         earlier = jnp.cumsum(sharing, dtype=jnp.int32) - sharing
         rank = (earlier - earlier[start])[place]
         replaced = served & shares & (rank < tail_holders - 1)
-        need = jnp.where(served, absent, 0) + replaced
+        need = jnp.where(served, absent, 0) + replaced.astype(jnp.int32)
         total = jnp.cumsum(need, dtype=jnp.int32)
         over = served & (total > num_free)
         first = jnp.min(jnp.where(over, index, rows), initial=rows)
@@ -145,7 +145,9 @@ def _admit(
         refused = (index == first) | ((index > first) & (absent > left))
         return served & ~refused, replaced, jnp.any(over)
 
-    state = (grows, jnp.zeros_like(grows), jnp.asarray(True))
+    # In `jax.shard_map` a loop has to start with values that differ between devices wherever its results do.
+    grows &= num_free >= 0
+    state = (grows, jnp.zeros_like(grows), jnp.any(grows))
     served, replaced, _ = jax.lax.while_loop(lambda state: state[2], one_round, state)
     return served, replaced
 

@@ -63,7 +63,7 @@ class PagePool:
 
     def __repr__(self) -> str:
         leaves = (self.free_pages, self.num_free, self.holders)
-        if not is_concrete(*leaves):
+        if not is_concrete(*leaves) or np.ndim(self.num_free):
             return f"PagePool({getattr(self.holders, 'shape', '?')})"
         shared = int(np.sum(np.asarray(self.holders) > 1))
         return f"PagePool({int(self.num_free)} of {self.num_pages} pages free, {shared} shared)"

@@ -106,9 +106,9 @@ def check_page_size(page_size: Any) -> int:
 
 
 def host_values(table: PageTable) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns pages and lengths as numpy arrays, or None for tracers, placeholders and donated arrays."""
+    """Returns pages and lengths as numpy arrays; None for tracers, placeholders, stacked tables and donated arrays."""
     leaves = (table.pages, table.lengths)
-    if not is_concrete(*leaves):
+    if not is_concrete(*leaves) or (np.ndim(table.pages), np.ndim(table.lengths)) != (2, 1):
         return None
     return np.asarray(table.pages), np.asarray(table.lengths)
 

@@ -36,7 +36,7 @@ def read_trace(path: str | os.PathLike[str], *, longest: int) -> tuple[Request, 
     """
     file = Path(path)
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise TraceError(f"{file}:1: not a text file ({error.reason} at byte {error.start})") from None
     rows = _json_rows if lines and lines[0].lstrip().startswith("{") else _csv_rows
@@ -61,6 +61,8 @@ def _json_rows(file: Path, lines: list[str]) -> Iterator[tuple[str, dict[str, ob
             data = json.loads(line)
         except json.JSONDecodeError as error:
             raise TraceError(f"{place}: not a JSON object ({error.msg} at column {error.colno})") from None
+        except (ValueError, RecursionError) as error:  # thousands of digits, thousands of brackets
+            raise TraceError(f"{place}: cannot be read as JSON ({error})") from None
         if not isinstance(data, dict):
             raise TraceError(f"{place}: expected a JSON object, got {type(data).__name__}")
         yield place, _pick(place, data, JSON_KEYS)
@@ -68,13 +70,16 @@ def _json_rows(file: Path, lines: list[str]) -> Iterator[tuple[str, dict[str, ob
 
 def _csv_rows(file: Path, lines: list[str]) -> Iterator[tuple[str, dict[str, object]]]:
     reader = csv.reader(lines)
-    header = [name.strip() for name in next(reader, [])]
-    _pick(f"{file}:1", dict.fromkeys(header), CSV_COLUMNS)
-    for cells in reader:
-        place = f"{file}:{reader.line_num}"
-        if not cells:
-            continue
-        yield place, _pick(place, dict(zip(header, cells, strict=False)), CSV_COLUMNS)
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        _pick(f"{file}:1", dict.fromkeys(header), CSV_COLUMNS)
+        for cells in reader:
+            place = f"{file}:{reader.line_num}"
+            if not cells:
+                continue
+            yield place, _pick(place, dict(zip(header, cells, strict=False)), CSV_COLUMNS)
+    except csv.Error as error:
+        raise TraceError(f"{file}:{max(1, reader.line_num)}: cannot be read as CSV ({error})") from None
 
 
 def _pick(place: str, data: dict, names: tuple[str, ...]) -> dict[str, object]:

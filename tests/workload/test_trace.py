@@ -86,6 +86,9 @@ def test_real_traces_are_read_whole_where_they_are_at_hand(name, count, first):
         ),
         ('{"input_length": 3, "output_length": -1}\n', 1, "output_length: expected 1 to 524288 tokens, got -1"),
         (b"\xff\xfe\x00", 1, "not a text file"),
+        ('{"input_length": 3, "output_length": ' + 5000 * "9" + "}\n", 1, "cannot be read as JSON (Exceeds the limit"),
+        ('{"input_length": 3, "a": ' + 100000 * "[", 1, "cannot be read as JSON (maximum recursion"),
+        ("ContextTokens,GeneratedTokens\n5,6\n" + 200000 * "7", 3, "cannot be read as CSV (field larger"),
     ],
 )
 def test_errors_name_file_line_and_column(trace, text, line, message):
@@ -93,3 +96,10 @@ def test_errors_name_file_line_and_column(trace, text, line, message):
     with pytest.raises(TraceError) as caught:
         read(file)
     assert str(caught.value).startswith(f"{file}:{line}: {message}")
+
+
+@pytest.mark.parametrize(
+    "text", ["ContextTokens,GeneratedTokens\r\n5,6\r\n", '{"input_length": 5, "output_length": 6}\n']
+)
+def test_a_byte_order_mark_is_skipped(trace, text):
+    assert read(trace(b"\xef\xbb\xbf" + text.encode())) == (Request(5, 6),)
