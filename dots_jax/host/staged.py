@@ -15,7 +15,7 @@ from dots_jax.host.layouts import Side
 from dots_jax.host.moves import Moves, chunks
 from dots_jax.host.placement import as_bytes, call, for_moving, from_bytes, restore, rows_of, update
 from dots_jax.host.regions import read_block, write_block
-from dots_jax.host.relayout import block_to_pages, pages_to_block
+from dots_jax.host.relayout import block_to_pages, choose, pages_to_block
 
 if TYPE_CHECKING:
     from dots_jax.host.buffers import HostKV
@@ -39,7 +39,8 @@ def backup_in_chunks(
         blocks = {}
         for side in host.sides:
             layers = device.k if side.name == "k" else device.v
-            block = call(_gather, dtype, layers, part.device, side=side, run=run)
+            name = choose(layers, part.device, run)
+            block = call(_gather, dtype, layers, part.device, side=side, run=run, implementation=name)
             blocks[side.name] = _put(block, leaf_of[side.name])
         host = update(_insert, dtype, host, blocks, part, donate=donate)
         donate = True
@@ -60,7 +61,8 @@ def load_in_chunks(
         blocks = call(_extract, dtype, host, jnp.int32(layer), part, run=run)
         given = [array for array in arrays if array is not None]
         blocks = [_put(block, array.sharding) for block, array in zip(blocks, given, strict=True)]
-        arrays = update(_scatter, dtype, arrays, blocks, part, donate=donate, sides=host.sides)
+        how = tuple((side, choose([array], part.device, run)) for side, array in zip(host.sides, given, strict=True))
+        arrays = update(_scatter, dtype, arrays, blocks, part, donate=donate, how=how)
         donate = True
     return arrays
 
@@ -79,8 +81,11 @@ def _put(block: Array, sharding: Any) -> Array:
     return jax.device_put(block, sharding)
 
 
-def _gather(layers: tuple[Array, ...], starts: Array, *, side: Side, run: int, reinterpret: bool) -> Array:
-    return pages_to_block([rows_of(layer, side, reinterpret) for layer in layers], starts, run)
+def _gather(
+    layers: tuple[Array, ...], starts: Array, *, side: Side, run: int, implementation: str, reinterpret: bool
+) -> Array:
+    rows = [rows_of(layer, side, reinterpret) for layer in layers]
+    return pages_to_block(rows, starts, run, implementation=implementation)
 
 
 def _insert(host: "HostKV", blocks: dict[str, Array], moves: Moves, *, reinterpret: bool) -> "HostKV":
@@ -132,15 +137,16 @@ def _extract(host: "HostKV", layer: Array, moves: Moves, *, run: int, reinterpre
 
 
 def _scatter(
-    arrays: LayerKV, blocks: list[Array], moves: Moves, *, sides: tuple[Side, ...], reinterpret: bool
+    arrays: LayerKV, blocks: list[Array], moves: Moves, *, how: tuple[tuple[Side, str], ...], reinterpret: bool
 ) -> LayerKV:
     """Writes blocks of one layer into its device arrays; runs past the total are dropped."""
     given = [array for array in arrays if array is not None]
     keep = jnp.arange(len(moves.device)) < moves.total
     done = []
-    for array, block, side in zip(given, blocks, sides, strict=True):
+    for array, block, (side, implementation) in zip(given, blocks, how, strict=True):
         starts = jnp.where(keep, jnp.asarray(moves.device), array.shape[0])
         block = as_bytes(block) if reinterpret else block
-        (rows,) = block_to_pages(block, [rows_of(array, side, reinterpret)], starts)
+        rows = rows_of(array, side, reinterpret)
+        (rows,) = block_to_pages(block, [rows], starts, implementation=implementation)
         done.append(from_bytes(rows.reshape(array.shape), array.dtype))
     return LayerKV(*done)
