@@ -9,7 +9,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.swa_latent_decode import column_split, combine, swapped
-from pallas_kernels.swa_latent_decode.config import Config, default_config, unsupported_reason
+from pallas_kernels.swa_latent_decode.config import SMEM_BYTES_PER_BLOCK, Config, default_config, unsupported_reason
 
 Interpret = bool | plgpu.InterpretGPUParams
 
@@ -78,6 +78,9 @@ def decode(
     if reason is not None:
         raise ValueError(f"the Pallas decode kernel cannot run: {reason}")
     config = default_config(**shapes, dtype=q.dtype) if config is None else config
+    smem_bytes = config.smem_bytes(width, v_dim)
+    if smem_bytes > SMEM_BYTES_PER_BLOCK:
+        raise ValueError(f"{config} needs {smem_bytes} bytes of shared memory, a block has {SMEM_BYTES_PER_BLOCK}")
     outs, lses = _BODIES[config.plan](
         q,
         kv_pages,

@@ -49,6 +49,15 @@ def test_decode_raises_the_reason():
                window=1, scale=1.0, v_dim=128)  # fmt: skip
 
 
+def test_decode_refuses_a_config_that_does_not_fit():
+    shapes = ((1, 1, 64, 1088), (1, 64, 1088))
+    q, kv_pages = (jnp.zeros(shape, jnp.bfloat16) for shape in shapes)
+    table = jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32)
+    config = Config("column_split", block_tokens=64)
+    with pytest.raises(ValueError, match="bytes of shared memory, a block has 232448"):
+        decode(q, kv_pages, *table, window=1, scale=1.0, v_dim=1024, config=config)
+
+
 @pytest.mark.parametrize("value", [None, "", "4", "many"])
 def test_too_few_simulation_threads_is_an_error_not_a_hang(monkeypatch, value):
     if value is None:

@@ -13,7 +13,7 @@ import pytest
 from decode_cases import ADVERSARIAL, Case, build, check, compare, covering, reference, run
 from sharded_decode import BY_HEADS, BY_ROWS, CASE, arrays, sharded
 
-from pallas_kernels.swa_latent_decode import Config, column_split, decode, exchange, visible
+from pallas_kernels.swa_latent_decode import Config, column_split_tile, decode, exchange, visible
 
 # The simulated products meet the poison of keys that are masked afterwards.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")
@@ -56,7 +56,7 @@ MISTAKEN = Case("mistaken", (150, 129), seq=1, window=65, table_width=3, seed=3)
 
 def test_planted_window_off_by_one_is_seen(monkeypatch):
     limits = visible.row_limits
-    monkeypatch.setattr(column_split, "row_limits", lambda *args, **named: limits(*args, **named) - 1)
+    monkeypatch.setattr(column_split_tile, "row_limits", lambda *args, **named: limits(*args, **named) - 1)
     with pytest.raises(AssertionError):
         check(MISTAKEN, WHOLE)
 
