@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.swa_latent_decode import swapped_roles
 from pallas_kernels.swa_latent_decode.config import PAGE_SIZE, Config
 from pallas_kernels.swa_latent_decode.ring import CHUNK, RingShape
+from pallas_kernels.swa_latent_decode.swapped_table import Call, Table
 
 
 def decode_splits(
@@ -55,7 +56,7 @@ def _kernel(q, v_dim: int, seq: int, heads: int, window: int | None, scale: floa
     """The kernel for `q` [B, padded rows, D]: returns (out [splits, B, rows, v_dim], lse [splits, B, rows])."""
     batch, rows, width = q.shape
     shape = RingShape(width, v_dim, config.tile_rows)
-    call = swapped_roles.Call(
+    call = Call(
         shape=shape,
         seq=seq,
         heads=heads,
@@ -104,7 +105,7 @@ def _scratch(shape: RingShape, dtype) -> dict[str, Any]:
     }
 
 
-def _body(q, kv_pages, pages, lengths, counts, out, lse, *, call: swapped_roles.Call, **smem):
+def _body(q, kv_pages, pages, lengths, counts, out, lse, *, call: Call, **smem):
     """Gives each warpgroup its role.
 
     Args:
@@ -121,7 +122,7 @@ def _body(q, kv_pages, pages, lengths, counts, out, lse, *, call: swapped_roles.
     group = lax.axis_index("wg")
     output_groups = call.shape.output_groups
     # Each role works out its pages for itself: values made before the branch would sit in everybody's registers.
-    table = functools.partial(swapped_roles.Table.of_block, pages, lengths, counts, kv_pages.shape[0], call)
+    table = functools.partial(Table.of_block, pages, lengths, counts, kv_pages.shape[0], call)
 
     @pl.when(group < output_groups)
     def _():

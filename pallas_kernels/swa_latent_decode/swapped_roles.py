@@ -1,8 +1,7 @@
 """The three roles of the swapped body's warpgroups, and how they hand chunks, probabilities and slots to each other."""
 
-import dataclasses
 import math
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +9,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.swa_latent_decode import visible
 from pallas_kernels.swa_latent_decode.config import PAGE_SIZE
 from pallas_kernels.swa_latent_decode.ring import CHUNK, RingShape
+from pallas_kernels.swa_latent_decode.swapped_table import Call, Table
 
 _PER_ROW = plgpu.Layout.WGMMA.reduce(0)  # one value per query row: every token reduced away
 _HALF_PAGE = PAGE_SIZE // 2
@@ -21,75 +20,6 @@ _HALF_PAGE = PAGE_SIZE // 2
 _ACCUMULATE_REGISTERS = 184
 _SCORE_REGISTERS = 104
 _LOAD_REGISTERS = 40
-
-
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """What is static about one call of the kernel."""
-
-    shape: RingShape
-    seq: int
-    heads: int
-    window: int | None
-    scale: float
-    splits: int
-
-
-class Table(NamedTuple):
-    """The table columns that this block walks.
-
-    Attributes:
-      pages: Ref to the whole page table, int32 [B, P].
-      num_physical: Pages of the cache.
-      span: Keys its queries can see and columns that hold them.
-      length: Tokens the sequence holds.
-      new_tokens: New ones among them.
-    """
-
-    pages: Any
-    num_physical: int
-    span: visible.Span
-    length: jax.Array
-    new_tokens: jax.Array
-
-    @classmethod
-    def of_block(cls, pages, lengths, counts, num_physical: int, call: Call) -> Self:
-        """The columns of the calling block."""
-        batch = lax.axis_index("batch")
-        length, count = lengths[batch], jnp.clip(counts[batch], 0, call.seq)
-        span = visible.tile_span(
-            length,
-            count,
-            first_row=lax.axis_index("tile") * call.shape.rows,
-            tile_rows=call.shape.rows,
-            heads=call.heads,
-            window=call.window,
-            split=lax.axis_index("split"),
-            splits=call.splits,
-            table_width=pages.shape[1],
-        )
-        return cls(pages, num_physical, span, length, count)
-
-    @property
-    def columns(self) -> jax.Array:
-        """How many columns to walk."""
-        return jnp.maximum(self.span.end - self.span.start, 0)
-
-    def entry(self, i) -> tuple[jax.Array, jax.Array]:
-        """Physical page (0 if absent) and presence of the i-th column; reading past the last one is harmless."""
-        column = jnp.clip(self.span.start + i, 0, self.pages.shape[1] - 1)
-        page = self.pages[lax.axis_index("batch"), column]
-        present = (page >= 0) & (page < self.num_physical)
-        return jnp.where(present, page, 0), present
-
-    def first_key(self, i) -> jax.Array:
-        """Position of the first token of the i-th column."""
-        return (self.span.start + i) * PAGE_SIZE
-
-    def seen_tokens(self, i) -> tuple[jax.Array, jax.Array]:
-        """First and one past the last token of the i-th column that some query of the tile sees, if it is present."""
-        start = self.first_key(i)
-        return self.span.first_key - start, self.span.last_key + 1 - start
 
 
 def load(q, kv_pages, make_table, call: Call, *, q_smem, ring, q_full, full, consumed, **_):
@@ -122,7 +52,15 @@ def load(q, kv_pages, make_table, call: Call, *, q_smem, ring, q_full, full, con
 
         return lax.fori_loop(0, shape.chunks, chunk_step, base), *ahead
 
-    lax.fori_loop(0, table.columns, page_step, (jnp.int32(0), *table.entry(jnp.int32(0))))
+    base, *_ = lax.fori_loop(0, table.columns, page_step, (jnp.int32(0), *table.entry(jnp.int32(0))))
+    # Leave no barrier with a phase that was not waited for: the interpreter of JAX 0.11 insists, and it costs nothing.
+    used = jnp.minimum(table.columns * shape.chunks, shape.slots)
+
+    def drain(k, slot):
+        plgpu.barrier_wait(consumed.at[slot])
+        return shape.slot(slot, 1)
+
+    lax.fori_loop(0, used, drain, jnp.where(used == shape.slots, base, 0))
 
 
 def _copy_seen(chunk, slot, full, present, begin, end):
@@ -202,13 +140,18 @@ def score(
     top = plgpu.layout_cast(jnp.full((shape.rows,), -jnp.inf, jnp.float32), _PER_ROW)
     total = plgpu.layout_cast(jnp.zeros(tile, jnp.float32), plgpu.Layout.WGMMA)
     _, present = table.entry(jnp.int32(0))
-    *_, top, total = lax.fori_loop(0, table.columns, page_step, (jnp.int32(0), present, top, total))
+    *_rest, top, total = lax.fori_loop(0, table.columns, page_step, (jnp.int32(0), present, top, total))
     total = jnp.sum(total, axis=0)
     any_seen = total > 0
     total = jnp.where(any_seen, total, 1.0)
     inverse_smem[...] = jnp.where(any_seen, 1.0 / total, 0.0)
     plgpu.barrier_arrive(finished)
     _store(_block_rows(lse, shape), jnp.where(any_seen, (top + jnp.log2(total)) * math.log(2.0), -jnp.inf))
+    for last in (2, 1):  # the phases of `p_empty` that no page waited for
+
+        @pl.when(table.columns >= last)
+        def _(last=last):
+            plgpu.barrier_wait(p_empty.at[lax.rem(table.columns - last, jnp.int32(2))])
 
 
 def accumulate(
@@ -259,13 +202,14 @@ def accumulate(
 def _products(ring, slots, p, tile) -> list[jax.Array]:
     """V^T P^T of the chunks in `slots`, all issued before the first is awaited."""
 
-    def issue(*accs):
+    def issue(*accs) -> Any:
         for acc, slot in zip(accs, slots, strict=True):
             plgpu.wgmma(acc, ring.at[slot].transpose((1, 0)), p)
         # Products end in order, so each is awaited with the later ones still under way.
         return [plgpu.wgmma_accumulator_load(acc, wait_n=len(accs) - 1 - k) for k, acc in enumerate(accs)]
 
-    return pl.run_scoped(issue, *[plgpu.WGMMAAccumulatorRef(tile)] * len(slots))
+    products: Any = pl.run_scoped(issue, *[plgpu.WGMMAAccumulatorRef(tile)] * len(slots))
+    return products
 
 
 def _zero_unseen(ring, slots, begin, end, present):
