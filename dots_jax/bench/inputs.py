@@ -68,7 +68,7 @@ def abstract_arguments(shape: Shape, dtype, distinct: int, calls_per_launch: int
     present = present_pages(shape)
     kv_pages = jax.ShapeDtypeStruct((distinct * int(present.sum()), PAGE_SIZE, shape.width), dtype)
     table = PageTable(jnp.zeros(present.shape, jnp.int32), jnp.zeros(shape.batch, jnp.int32))
-    q = jax.ShapeDtypeStruct((shape.batch, shape.seq, shape.heads, shape.width), dtype)
+    q: Any = jax.ShapeDtypeStruct((shape.batch, shape.seq, shape.heads, shape.width), dtype)
     call = Call(q, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), table))
     return kv_pages, [call] * calls_per_launch
 

@@ -75,13 +75,13 @@ def check_counts(counts: Int[Array, " B"] | None, rows: int, steps: int) -> jax.
     """
     if counts is None:
         return jnp.full(rows, steps, jnp.int32)
-    if not isinstance(counts, jax.Array):
-        counts = np.asarray(counts, np.int32 if np.size(counts) == 0 else None)
-    shape, dtype = counts.shape, counts.dtype
-    if not jnp.issubdtype(dtype, jnp.integer):
-        raise TypeError(f"counts must have an integer dtype, got {dtype}")
-    if shape != (rows,):
-        raise ValueError(f"counts must be [B={rows}], got {shape}")
-    if not isinstance(counts, jax.Array) and rows and not (np.min(counts) >= 0 and np.max(counts) <= steps):
-        raise ValueError(f"counts must lie in 0..S={steps}, got {counts.tolist()}")
-    return jnp.clip(jnp.asarray(counts), 0, steps).astype(jnp.int32)
+    values = counts
+    if not isinstance(values, jax.Array):
+        values = np.asarray(values, np.int32 if np.size(values) == 0 else None)
+    if not jnp.issubdtype(values.dtype, jnp.integer):
+        raise TypeError(f"counts must have an integer dtype, got {values.dtype}")
+    if values.shape != (rows,):
+        raise ValueError(f"counts must be [B={rows}], got {values.shape}")
+    if isinstance(values, np.ndarray) and rows and not (values.min() >= 0 and values.max() <= steps):
+        raise ValueError(f"counts must lie in 0..S={steps}, got {values.tolist()}")
+    return jnp.clip(jnp.asarray(values), 0, steps).astype(jnp.int32)

@@ -83,16 +83,14 @@ def _decode_row(
         jnp.zeros((steps, heads), jnp.float32),
         jnp.zeros((steps, heads, v_dim), jnp.float32),
     )
-    if tokens <= BLOCK_TOKENS:
-        state = block(state, start, tokens=tokens)
-    else:
-        # In `jax.shard_map` a loop has to start with values that differ between devices wherever its results do.
-        differs = jnp.isnan(q[0, 0, 0]) | jnp.isnan(kv_pages[0, 0, 0]) | (pages[0] < 0) | (position[0] < 0)
-        state = jax.tree.map(lambda value: value + jnp.where(differs, jnp.float32(0), jnp.float32(0)), state)
+    # The first block stands outside the loop: in `jax.shard_map` a loop has to start with values that vary over the
+    # same devices as its results, which the constants above do not.
+    state = block(state, start, tokens=min(tokens, BLOCK_TOKENS))
+    if tokens > BLOCK_TOKENS:
         end = jnp.minimum(jnp.max(position) + 1, capacity)
         num_blocks = -(-jnp.maximum(end - start, 0) // BLOCK_TOKENS)
         state = jax.lax.fori_loop(
-            0, num_blocks, lambda i, state: block(state, start + i * BLOCK_TOKENS, tokens=BLOCK_TOKENS), state
+            1, num_blocks, lambda i, state: block(state, start + i * BLOCK_TOKENS, tokens=BLOCK_TOKENS), state
         )
     seen = state.total > 0
     total = jnp.where(seen, state.total, 1.0)
