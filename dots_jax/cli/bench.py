@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +30,7 @@ fails or its output differs from the unfused path. On a CPU the default is a few
 larger than at most 64 MiB of cache."""
 
 _IMPLEMENTATIONS = ("xla", "mosaic_gpu", "interpret")
+_LONGEST_S = 7 * 24 * 3600  # some clocks cannot wait for much more
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -67,21 +67,21 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.rounds is not None and arguments.rounds < 1:
         raise ArgumentError(f"--rounds must be at least 1, got {arguments.rounds}")
+    if arguments.time_limit is not None and not 0 < arguments.time_limit <= _LONGEST_S:
+        raise ArgumentError(f"--time-limit must be positive and at most {_LONGEST_S}, got {arguments.time_limit:g}")
     if arguments.list:
         return _list(_chosen(arguments, tuple(shape.name for shape in shapes_module.ALL)), arguments.json)
-    if arguments.time_limit is not None and not arguments.time_limit > 0:
-        raise ArgumentError(f"--time-limit must be positive, got {arguments.time_limit:g}")
-    if arguments.save and not arguments.save.absolute().parent.is_dir():
-        raise ArgumentError(f"--save {arguments.save}: there is no such folder")
+    if arguments.save:
+        _refuse_unless_writable(arguments.save)
     device = default_device()
     chosen = _chosen(arguments, shapes_module.default_names(device.platform, arguments.quick))
     settings = _settings(arguments, device)
     versions = {"jax_version": jax.__version__, "torch_version": _version("torch"), "dtype": arguments.dtype}
-    report: dict[str, Any] = {}
     results: list[ShapeResult] = []
     with _progress(chosen, settings) as on_step:
         ceilings = _ceilings(settings, device, arguments.quick)
         on_step("ceilings")
+        report = as_json([], device, ceilings, **versions)
         # When time may run out, the shapes that say most come first.
         for result in measure(shapes_module.by_priority(chosen), settings, device, ceilings, on_step):
             results = sorted([*results, result], key=lambda done: chosen.index(done.shape))
@@ -102,10 +102,25 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _chosen(arguments: argparse.Namespace, default: tuple[str, ...]) -> tuple[Shape, ...]:
     patterns = [name for text in arguments.shapes for name in text.split(",") if name]
+    if arguments.shapes and not patterns:
+        raise ArgumentError("--shapes names no shape")
     try:
         return shapes_module.select(patterns or default)
     except ValueError as error:
         raise ArgumentError(str(error)) from None
+
+
+def _refuse_unless_writable(path: Path) -> None:
+    """Now, rather than after the first shape was timed."""
+    if not path.absolute().parent.is_dir():
+        raise ArgumentError(f"--save {path}: there is no such folder")
+    existed = path.exists()
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise ArgumentError(f"--save {path}: {error.strerror}") from None
+    if not existed:
+        path.unlink()
 
 
 def _settings(arguments: argparse.Namespace, device: Device) -> Settings:

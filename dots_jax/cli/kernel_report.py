@@ -1,6 +1,7 @@
 """`dots-jax kernel-report`: compiles every GPU kernel without a GPU and prints what the compiler made of it."""
 
 import argparse
+import importlib
 import importlib.util
 import json
 import sys
@@ -70,6 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ArgumentError(f"{', '.join(missing)} not installed: {toolchain.INSTALL_HINT}")
     if mismatch := toolchain.version_mismatch():
         raise ArgumentError(mismatch)
+    if arguments.keep:
+        _make_folder(arguments.keep)
     entries = _compile(pairs, arguments)
     if arguments.json:
         print(json.dumps([entry.as_json() for entry in entries], indent=2))
@@ -84,12 +87,24 @@ def _select(arguments: argparse.Namespace) -> list[tuple[str, Variant]]:
     for module in modules:
         if arguments.module and not _exists(module):
             raise ArgumentError(f"--module {module} cannot be imported")
-        pairs += [(module, variant) for variant in registry.load_variants(module)]
+        try:
+            pairs += [(module, variant) for variant in registry.load_variants(module)]
+        except AttributeError:
+            if hasattr(importlib.import_module(module), "variants"):
+                raise
+            raise ArgumentError(f"--module {module} has no function variants()") from None
     chosen = registry.select(pairs, arguments.kernel, arguments.variant)
     if not chosen:
         names = ", ".join(f"{variant.kernel}/{variant.name}" for _, variant in pairs) or "none"
         raise ArgumentError(f"no variant matches; there are: {names}")
     return chosen
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArgumentError(f"--keep {path}: {error.strerror}") from None
 
 
 def _exists(module: str) -> bool:

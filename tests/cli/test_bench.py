@@ -77,11 +77,33 @@ def test_list(capsys):
     [
         (("--shapes", "h65-*"), "no shape matches 'h65-"),
         (("--rounds", "0"), "--rounds must be at least 1, got 0"),
+        (("--shapes", ","), "--shapes names no shape"),
+        (("--time-limit", "nan", "--list"), "--time-limit must be positive"),
+        (("--time-limit", "inf"), "--time-limit must be positive and at most 604800, got inf"),
+        (("--save", "/"), "--save /: Is a directory"),
+        (("--save", "/no such folder/file"), "there is no such folder"),
     ],
 )
 def test_bad_arguments(words, message):
     with pytest.raises(ArgumentError, match=message):
         run(*words)
+
+
+def test_json_has_its_keys_when_time_runs_out_before_the_first_shape(small, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "measure", lambda *_: iter(()))
+    assert run("--json", "--time-limit", "1") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["shapes"], report["not_reached"]) == ([], ["small"])
+    assert report["device"]["platform"] == "cpu"
+
+
+def test_save_writes_the_report_and_a_refused_run_leaves_no_file(small, capsys, tmp_path):
+    path = tmp_path / "report.json"
+    with pytest.raises(ArgumentError, match="no shape matches"):
+        run("--save", str(path), "--shapes", "none")
+    assert not path.exists()
+    assert run("--save", str(path), "--rounds", "1") == 0
+    assert [shape["name"] for shape in json.loads(path.read_text())["shapes"]] == ["small"]
 
 
 def test_an_implementation_for_another_device_is_refused_by_name(small):

@@ -147,3 +147,15 @@ def test_missing_packages_looks_for_modules_and_tools(monkeypatch, tmp_path):
     assert toolchain.missing_packages() == ("jax-cuda13-plugin",)
     (wheel / "nvdisasm").unlink()
     assert toolchain.missing_packages() == ("jax-cuda13-plugin", "nvidia-cuda-nvdisasm")
+
+
+@pytest.mark.parametrize("module", ["json", "dots_jax.cli.errors"])
+def test_a_module_without_variants_is_refused_by_name(module):
+    with pytest.raises(ArgumentError, match=f"--module {module} has no function variants"):
+        run("--module", module, "--list")
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_compiled(fake_compiler, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ArgumentError, match=r"--keep .*file/below: Not a directory"):
+        run("--keep", str(tmp_path / "file" / "below"))
