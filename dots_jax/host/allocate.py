@@ -86,8 +86,9 @@ def allocate_host_kv(
 
     Raises:
       TypeError: `spec` is neither.
-      ValueError: the layout is not one this kind of buffer has, the path does not go with it, there are no pages, or
-        the memory kind does not exist. In this order, and before anything is allocated.
+      ValueError: the layout is not one this kind of buffer has, the path does not go with it, the dtype needs
+        `jax_enable_x64`, there are no pages, or the memory kind does not exist. In this order, and before anything is
+        allocated.
       HostMemoryError: it would take more bytes than the budget.
     """
     if not isinstance(spec, KVSpec | LatentSpec):
@@ -95,6 +96,8 @@ def allocate_host_kv(
     kind = layouts.kind_of(spec)
     layouts.check_layout(spec, kind, layout)
     layouts.check_io_backend(kind, layout, io_backend)
+    if (held := jax.dtypes.canonicalize_dtype(spec.dtype)) != spec.dtype:
+        raise ValueError(f"spec.dtype: expected one that JAX keeps, got {spec.dtype}, which it holds as {held}.")
     if isinstance(num_pages, bool) or not isinstance(num_pages, int | np.integer):
         raise TypeError(f"num_pages: expected an integer, got {num_pages!r}.")
     if num_pages < 1:

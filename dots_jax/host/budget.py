@@ -101,5 +101,5 @@ def check_budget(
         raise HostMemoryError(
             requested, cap, f": the cap of XLA's pinned host memory pool, set by {_PINNED_POOL_VARIABLE}"
         )
-    if requested > budget:
+    if not requested <= budget:  # a budget that is no number at all (NaN) allows nothing
         raise HostMemoryError(requested, budget)

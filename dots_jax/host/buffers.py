@@ -12,7 +12,7 @@ from jax import Array
 from jaxtyping import Shaped
 
 from dots_jax.host import layouts, pages, transfer
-from dots_jax.host.device import DeviceKV, LayerKV
+from dots_jax.host.device import DeviceKV, LayerKV, is_array
 from dots_jax.host.layerwise import LayerLoads
 from dots_jax.host.layouts import Side
 from dots_jax.host.pages import PageBuffer
@@ -40,6 +40,11 @@ class HostKV:
         self._check_leaves()
 
     def _check_leaves(self) -> None:
+        for name, leaf in self.leaves.items():
+            if not is_array(leaf):
+                raise ValueError(
+                    f"{type(self).__name__}.{name}: expected an array of {self.spec.dtype}, got {type(leaf).__name__}."
+                )
         axis, by_slot = layouts.page_axis(self.KIND, self.layout)
         name, first = next(iter(self.leaves.items()))
         shape = tuple(first.shape)
@@ -188,7 +193,12 @@ class HostKV:
 
         That is what unbuffered I/O needs, beside a leaf that itself starts at such an address. False for a layer-first
         buffer, whose pages are in pieces.
+
+        Raises:
+          ValueError: `nbytes` is below 1.
         """
+        if nbytes < 1:
+            raise ValueError(f"nbytes: expected at least 1, got {nbytes}.")
         if self.layout not in layouts.PAGE_MAJOR:
             return False
         spec = self.spec
@@ -200,6 +210,7 @@ class HostKV:
         Either side is in the order layer, token, head, width, whatever the layout.
 
         Raises:
+          TypeError: the page is not an integer.
           ValueError: there is no such page.
         """
         return pages.get_page(self, page)
@@ -213,6 +224,7 @@ class HostKV:
           donate: give up this buffer's memory to the result, so that only a page is written.
 
         Raises:
+          TypeError: the page is not an integer.
           ValueError: there is no such page, or not that many bytes.
         """
         return pages.set_page(self, page, data, donate=donate)

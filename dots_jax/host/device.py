@@ -66,6 +66,11 @@ class DeviceKV:
         return DeviceKV(k, v)
 
 
+def is_array(value: Any) -> bool:
+    """Whether a value has a shape and a dtype to check: arrays of JAX and NumPy, traced ones, and abstract shapes."""
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
 def check_device(device: DeviceKV, spec: Spec, *, num_layers: int) -> int:
     """Checks device arrays against a spec, by shape and dtype alone.
 
@@ -107,6 +112,8 @@ def check_row(name: str, array: Any, side: Side, spec: Spec) -> None:
     Raises:
       ValueError: naming the array, expected and got.
     """
+    if not is_array(array):
+        raise ValueError(f"{name}: expected an array of {spec.dtype}, got {type(array).__name__}.")
     row = tuple(array.shape[1:])
     if array.ndim < 2 or row[-1] != side.width:
         raise ValueError(

@@ -75,6 +75,8 @@ def _in_range(slots: Int[Array, " n"], size: int) -> tuple[Int32[Array, " n"], B
 
 
 def _plan_traced(pair: SlotPair, num_host: int, num_device: int, run: int) -> Moves:
+    if not pair.host.size:  # a loop over no moves may not index an empty vector either
+        return padded(np.zeros(0, np.int32), np.zeros(0, np.int32))
     host, host_ok = _in_range(pair.host, num_host)
     device, device_ok = _in_range(pair.device, num_device)
     groups = [slots.reshape(-1, run) for slots in (host, device)]

@@ -1,5 +1,6 @@
 """Single pages of a host buffer: where their bytes are, and the bytes themselves."""
 
+import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -48,7 +49,9 @@ def page_buffers(host: "HostKV", host_slots: Any) -> list[PageBuffer]:
 
 
 def _check_page(host: "HostKV", page: int) -> int:
-    number = int(page)
+    if isinstance(page, bool | np.bool_) or not hasattr(page, "__index__"):
+        raise TypeError(f"page: expected an integer, got {page!r}.")
+    number = operator.index(page)
     if not 0 <= number < host.num_pages:
         raise ValueError(f"page: expected 0 to {host.num_pages - 1}, got {number}.")
     return number

@@ -142,7 +142,8 @@ def check_pair(
     for name, (slots, size) in sides.items():
         if is_traced(slots):
             if not isinstance(slots, Tracer) or slots.ndim != 1 or slots.dtype.kind not in "iu":
-                raise SlotTypeError(f"{name}: expected a vector of integer slots, got {jax.typeof(slots)}.")
+                got = jax.typeof(slots) if isinstance(slots, Tracer) else f"a {type(slots).__name__} of traced scalars"
+                raise SlotTypeError(f"{name}: expected a vector of integer slots, got {got}.")
             continue
         known[name] = as_slots(name, slots)
         check_range(name, known[name], size)

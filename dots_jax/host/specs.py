@@ -19,6 +19,14 @@ def _check_positive(owner: str, **values: int) -> None:
             raise ValueError(f"{owner}.{name}: expected at least 1, got {value}.")
 
 
+def _checked_dtype(owner: str, dtype: Any) -> np.dtype:
+    # NumPy takes None for float64, which nobody means.
+    checked = None if dtype is None else jnp.dtype(dtype)
+    if checked is None or not (jnp.issubdtype(checked, np.number) or checked == np.bool_):
+        raise TypeError(f"{owner}.dtype: expected a dtype of numbers, got {dtype!r}.")
+    return checked
+
+
 class _Sizes:
     """Sizes that follow from the two token strides and the number of layers."""
 
@@ -77,7 +85,7 @@ class KVSpec(_Sizes):
       dtype: the stored dtype. Bytes are moved as they are, so fp8 is itself here.
 
     Raises:
-      TypeError: a size is not an integer.
+      TypeError: a size is not an integer, or the dtype is none of numbers.
       ValueError: a size is below 1.
     """
 
@@ -95,7 +103,7 @@ class KVSpec(_Sizes):
         _check_positive("KVSpec", **sizes)
         for name, value in sizes.items():
             object.__setattr__(self, name, int(value))
-        object.__setattr__(self, "dtype", jnp.dtype(self.dtype))
+        object.__setattr__(self, "dtype", _checked_dtype("KVSpec", self.dtype))
 
     @property
     def v_width(self) -> int:
@@ -145,7 +153,7 @@ class LatentSpec(_Sizes):
       dtype: the stored dtype.
 
     Raises:
-      TypeError: a size is not an integer.
+      TypeError: a size is not an integer, or the dtype is none of numbers.
       ValueError: a size is below 1.
     """
 
@@ -159,7 +167,7 @@ class LatentSpec(_Sizes):
         _check_positive("LatentSpec", **sizes)
         for name, value in sizes.items():
             object.__setattr__(self, name, int(value))
-        object.__setattr__(self, "dtype", jnp.dtype(self.dtype))
+        object.__setattr__(self, "dtype", _checked_dtype("LatentSpec", self.dtype))
 
     @property
     def num_heads(self) -> int:

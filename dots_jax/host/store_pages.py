@@ -104,6 +104,8 @@ def _copy(leaf: Array) -> Array:
 
 
 def _is_plain_memory(leaf: Any) -> bool:
+    if not isinstance(leaf, Array):  # a NumPy leaf may be read-only or not XLA's to hand on
+        return False
     return len(leaf.sharding.device_set) == 1 and all(d.platform == "cpu" for d in leaf.sharding.device_set)
 
 

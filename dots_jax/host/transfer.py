@@ -73,7 +73,8 @@ def backup(
         raise ValueError(f"chunk_pages: expected at least 1, got {chunk_pages}.")
     num_device = check_device(device, host.spec, num_layers=host.spec.num_layers)
     moves, run = _plan(host, num_device, host_slots, device_slots)
-    if needs_staging(host, device, moves) or (chunk_pages and not is_traced((host, device, moves))):
+    known = not is_traced((host, device, moves)) and all(isinstance(a, Array) for a in jax.tree.leaves((host, device)))
+    if needs_staging(host, device, moves) or (chunk_pages and known):
         size = chunk_pages or staged.CHUNK_PAGES
         return staged.backup_in_chunks(host, device, moves, run, chunk_pages=size, donate=donate)
     layers = {"k": device.k, "v": device.v}

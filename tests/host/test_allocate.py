@@ -104,3 +104,15 @@ def test_number_of_pages(num_pages, error):
 def test_fp8_is_stored_as_itself():
     spec = KVSpec(2, 1, 4, 6, 2, jnp.float8_e4m3fn)
     assert allocate_host_kv(spec, 2, layout="page_first").k.dtype == jnp.float8_e4m3fn
+
+
+def test_a_budget_that_is_no_number_allows_nothing():
+    with pytest.raises(HostMemoryError, match="available nan bytes"):
+        allocate_host_kv(T1, 4, layout="page_first", memory_budget=float("nan"))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.complex128])
+def test_a_dtype_that_jax_would_narrow_is_refused_before_allocation(monkeypatch, dtype):
+    monkeypatch.setattr("dots_jax.host.allocate._zeros", lambda *_: pytest.fail("memory was allocated"))
+    with pytest.raises(ValueError, match=f"spec.dtype: .* got {np.dtype(dtype)}, which it holds as"):
+        allocate_host_kv(KVSpec(1, 1, 4, page_size=2, dtype=dtype), 2, layout="page_first", memory_budget=0)

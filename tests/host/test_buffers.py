@@ -166,3 +166,19 @@ def test_page_alignment_needs_both_sides_and_whole_pages():
     spec = KVSpec(2, 4, 128, page_size=8)
     assert allocate_host_kv(spec, 2, layout="page_head").is_page_aligned()
     assert not allocate_host_kv(spec, 2, layout="layer_first").is_page_aligned()
+
+
+@pytest.mark.parametrize("nbytes", [0, -4096])
+def test_page_alignment_wants_a_positive_size(nbytes):
+    with pytest.raises(ValueError, match=f"nbytes: expected at least 1, got {nbytes}"):
+        build(T1, "page_first").is_page_aligned(nbytes)
+
+
+@pytest.mark.parametrize(("spec", "layout"), LEGAL, ids=LEGAL_IDS)
+@pytest.mark.parametrize("value", [None, [0.0], 1.0, object()], ids=["None", "list", "float", "object"])
+def test_a_leaf_that_is_no_array_is_refused_by_name(spec, layout, value):
+    leaves = allocate_host_kv(spec, 4, layout=layout).leaves
+    for name in leaves:
+        text = rf"HostKV\.{name}: expected an array of float16, got {type(value).__name__}"
+        with pytest.raises(ValueError, match=text):
+            CLASSES[kind_of(spec)](**(leaves | {name: value}), spec=spec, layout=layout)

@@ -1,3 +1,4 @@
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hosts import F1_GLOBAL, LATENT, LEGAL, LEGAL_IDS, SYMMETRIC, T1, canonical, filled
@@ -92,3 +93,14 @@ def test_bad_pages_and_sizes_are_refused():
             host.set_page(page, bytes(SYMMETRIC.page_bytes))
     with pytest.raises(ValueError, match=f"expected {SYMMETRIC.page_bytes} bytes"):
         host.set_page(0, bytes(SYMMETRIC.page_bytes - 1))
+
+
+@pytest.mark.parametrize("page", [1.0, 1.5, -0.5, True, np.True_, np.float32(1), "1", None, [1]])
+def test_a_page_number_is_an_integer(page):
+    host, _ = filled(T1, "page_first", 4)
+    with pytest.raises(TypeError, match="page: expected an integer"):
+        host.get_page(page)
+    with pytest.raises(TypeError, match="page: expected an integer"):
+        host.set_page(page, bytes(T1.page_bytes))
+    for same in (np.int64(1), np.uint8(1), jnp.int32(1)):
+        np.testing.assert_array_equal(host.get_page(same), host.get_page(1))

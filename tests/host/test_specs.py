@@ -68,3 +68,16 @@ def test_sizes_must_be_positive_integers(name):
         KVSpec(**(sizes | {name: 2.0}))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"LatentSpec\.latent_dim"):
         LatentSpec(3, -1)
+
+
+@pytest.mark.parametrize("dtype", [None, object, "V3", "S3", "datetime64[s]", [("a", "f4")], "float99", 3])
+def test_a_dtype_of_anything_but_numbers_is_refused(dtype):
+    with pytest.raises(TypeError):
+        KVSpec(1, 1, 4, dtype=dtype)
+    with pytest.raises(TypeError):
+        LatentSpec(1, 4, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "uint8", "bool", jnp.float8_e4m3fn, jnp.int4])
+def test_every_dtype_of_numbers_is_taken(dtype):
+    assert KVSpec(1, 1, 4, dtype=dtype).dtype == LatentSpec(1, 4, dtype=dtype).dtype == jnp.dtype(dtype)

@@ -130,3 +130,15 @@ def test_buffer_on_another_device():
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout == "moved\n"
+
+
+@pytest.mark.parametrize("numpy_side", ["host", "device", "both"])
+def test_chunks_of_numpy_arrays_give_the_same_result(numpy_side):
+    host, device = filled(T1, "page_first", 4)[0], random_device(T1, 8, seed=2)
+    want = canonical(host.backup(device, [0, 1, 6, 7], [2, 3, 4, 5]))
+    if numpy_side != "device":
+        host = jax.tree.map(np.asarray, host)
+    if numpy_side != "host":
+        device = jax.tree.map(np.asarray, device)
+    got = canonical(host.backup(device, [0, 1, 6, 7], [2, 3, 4, 5], chunk_pages=1))
+    assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))

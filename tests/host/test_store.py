@@ -5,6 +5,7 @@ import json
 import logging
 import threading
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -254,3 +255,17 @@ def test_page_keys_are_at_hand(caplog):
     with caplog.at_level(logging.WARNING):
         assert PageStore.page_keys(range(8), 2) == KEYS
     assert not caplog.records
+
+
+@pytest.mark.parametrize(("spec", "layout"), LEGAL, ids=LEGAL_IDS)
+@pytest.mark.parametrize("donate", [False, True])
+def test_a_buffer_of_numpy_arrays_is_served_too(spec, layout, donate, url):
+    host = random_host(spec, layout, 4)
+    mine = jax.tree.map(lambda leaf: np.array(leaf), host)
+    with PageStore.open(url, spec) as store:
+        store.put(KEYS[:2], mine, [4, 5, 0, 1])
+        got, hits = store.get(KEYS[:3], mine, [0, 1, 6, 7, 2, 3], donate=donate)
+    want = page_bytes(host)
+    assert hits == [True, True, False]
+    assert page_bytes(got) == [want[2], want[1], want[2], want[0]]
+    assert page_bytes(mine) == want

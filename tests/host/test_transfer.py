@@ -237,3 +237,16 @@ def test_device_kv():
     assert device.with_layer(0, (k, v)).k[0] is k
     assert device.append(device).num_layers == 6
     jax.tree.map(lambda _: None, device)
+
+
+@pytest.mark.parametrize("value", [None, 1.0, [0.0]], ids=["None", "float", "list"])
+@pytest.mark.parametrize("side", ["k", "v"])
+def test_device_layers_that_are_no_arrays_are_refused_by_name(side, value):
+    host, device = filled(T1, "page_first", 4)
+    layers = {"k": device.k, "v": device.v}
+    layers[side] = (layers[side][0], value, layers[side][2])
+    text = rf"device\.{side}\[1\]: expected an array of float16, got {type(value).__name__}"
+    with pytest.raises(ValueError, match=text):
+        host.backup(DeviceKV(**layers), [0, 1], [0, 1])
+    with pytest.raises(ValueError, match=text):
+        host.load(DeviceKV(**layers), 0, [0, 1], [0, 1])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hosts import LATENT, LEGAL, LEGAL_IDS, SYMMETRIC, T1, bits, canonical, filled, random_device, stacked
 
-from dots_jax.host import KVSpec, allocate_host_kv
+from dots_jax.host import KVSpec, SlotTypeError, allocate_host_kv
 
 BACKUP = jax.jit(lambda host, device, a, b: host.backup(device, a, b))
 LOAD = jax.jit(lambda host, device, a, b: host.load(device, 1, a, b))
@@ -148,3 +148,27 @@ def test_new_slots_do_not_compile_again(caplog):
         assert not [record.getMessage() for record in caplog.records if "Compiling" in record.getMessage()]
         jax.jit(lambda x: x + 1)(jnp.float32(1))
         assert [record.getMessage() for record in caplog.records if "Compiling" in record.getMessage()]
+
+
+@pytest.mark.parametrize(("spec", "layout"), LEGAL, ids=LEGAL_IDS)
+@pytest.mark.parametrize("known", [(), (0,), (1,)], ids=["both traced", "host known", "device known"])
+def test_no_traced_slots_at_all_move_nothing(spec, layout, known):
+    host, device = filled(spec, layout, 4)[0], random_device(spec, 8, seed=4)
+    empty = [[] if side in known else jnp.zeros(0, jnp.int32) for side in (0, 1)]
+    traced = [vector for vector in empty if not isinstance(vector, list)]
+
+    def both(host, device, *traced):
+        vectors = iter(traced)
+        slots = [[] if side in known else next(vectors) for side in (0, 1)]
+        return host.backup(device, *slots), host.load(device, 1, *slots)
+
+    kept, loaded = jax.jit(both)(host, device, *traced)
+    assert all(np.array_equal(a, b) for a, b in zip(canonical(kept), canonical(host), strict=True))
+    sources = [side[1] for side in (device.k, device.v) if side]
+    assert all(np.array_equal(bits(a), bits(b)) for a, b in zip(jax.tree.leaves(loaded), sources, strict=True))
+
+
+def test_a_list_of_traced_scalars_is_refused_by_name():
+    host, device = filled(T1, "page_first", 4)[0], random_device(T1, 8)
+    with pytest.raises(SlotTypeError, match=r"host_slots: expected a vector .* got a list of traced scalars"):
+        jax.jit(lambda host, a: host.backup(device, [a, a + 1], [0, 1]))(host, 2)
