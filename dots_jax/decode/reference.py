@@ -25,7 +25,8 @@ def swa_latent_decode_reference(
       `(out, lse)`: float32[B, S, H, v_dim] and float32[B, S, H].
     """
     queries = np.asarray(q).astype(np.float32)
-    pages, lengths = np.asarray(table.pages), np.asarray(table.lengths)
+    # In int64, so that no length less the new tokens, or less the window, wraps.
+    pages, lengths = np.asarray(table.pages), np.asarray(table.lengths).astype(np.int64)
     rows, steps, heads, _ = queries.shape
     num_tokens = np.full(rows, steps) if counts is None else np.asarray(counts)
     out = np.zeros((rows, steps, heads, v_dim), np.float32)

@@ -102,7 +102,8 @@ def _kernel(static: Static, q, kv, pages, lengths, counts, out, lse, *inbox):
 def _tile(static: Static, memory: Memory, q, kv, pages, lengths, counts, out, lse, global_inbox=None):
     """One tile of 64 query rows over the steps of one split."""
     batch, split, tile = lax.axis_index("batch"), lax.axis_index("split"), lax.axis_index("tile")
-    length, count = lengths[batch], jnp.clip(counts[batch], 0, static.seq)
+    # A length far below 0 less the count would wrap to a position that exists.
+    length, count = jnp.maximum(lengths[batch], 0), jnp.clip(counts[batch], 0, static.seq)
     span = tile_span(
         length,
         count,

@@ -60,8 +60,7 @@ def _kernel(q, v_dim: int, seq: int, heads: int, window: int | None, scale: floa
         shape=shape,
         seq=seq,
         heads=heads,
-        # A window wider than any sequence changes nothing, and positions minus it must not overflow.
-        window=None if window is None else min(window, 1 << 30),
+        window=window,
         scale=scale,
         splits=config.splits,
     )

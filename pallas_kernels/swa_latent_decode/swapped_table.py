@@ -45,7 +45,8 @@ class Table(NamedTuple):
     def of_block(cls, pages, lengths, counts, num_physical: int, call: Call) -> Self:
         """The columns of the calling block."""
         batch = lax.axis_index("batch")
-        length, count = lengths[batch], jnp.clip(counts[batch], 0, call.seq)
+        # A length far below 0 less the count would wrap to a position that exists.
+        length, count = jnp.maximum(lengths[batch], 0), jnp.clip(counts[batch], 0, call.seq)
         span = visible.tile_span(
             length,
             count,

@@ -41,7 +41,7 @@ def tile_span(
     """The span of the tile that starts at packed row `first_row` (row = query token * heads + head).
 
     Args:
-      length: Tokens the sequence holds.
+      length: Tokens the sequence holds, at least 0.
       count: Its query tokens.
       first_row: Packed index of the tile's first row.
       tile_rows: Rows of the tile.
@@ -57,7 +57,9 @@ def tile_span(
     last_token = jnp.minimum(lax.div(first_row + (tile_rows - 1), jnp.int32(heads)), count - 1)
     start = length - count
     last_key = jnp.where(first_token <= last_token, start + last_token, -1)
-    first_key = jnp.int32(0) if window is None else jnp.maximum(start + first_token - (window - 1), 0)
+    older = 0 if window is None else window - 1
+    # The maximum first: less a window of nearly 2^31 tokens, a position below 0 would wrap.
+    first_key = jnp.int32(0) if window is None else jnp.maximum(start + first_token, older) - older
     first = lax.shift_right_arithmetic(first_key, shift)
     end = jnp.minimum(lax.shift_right_arithmetic(last_key, shift) + 1, table_width * (PAGE_SIZE // tokens))
     per_split = lax.div(jnp.maximum(end - first, 0) + (splits - 1), jnp.int32(splits))

@@ -51,7 +51,7 @@ def visible(case: Case, inputs: Inputs, row: int, token: int) -> list[tuple[int,
     """(physical page, offset) of the keys that query `token` of `row` sees, in order."""
     if token >= inputs.counts[row]:
         return []
-    position = int(inputs.lengths[row] - inputs.counts[row]) + token
+    position = int(inputs.lengths[row]) - int(inputs.counts[row]) + token
     start = 0 if case.window is None else max(0, position - case.window + 1)
     stop = min(position + 1, PAGE * inputs.pages.shape[1])
     keys = ((int(inputs.pages[row, k // PAGE]), k % PAGE) for k in range(start, stop))
@@ -160,6 +160,10 @@ ADVERSARIAL = (
     Case("scores of 1e4", (150, 70), window=None, table_width=3, amplitude=30.0, scale=1.0),
     Case("ragged counts", (130, 66, 9, 2, 1, 0), seq=4,
          counts=(4, 2, 0, 4, 4, 4), table_width=3),
+    Case("lengths at the ends of int32", (-1, _NEGATIVE, _NEGATIVE + 3, _HUGE, 70), seq=2, window=None, table_width=2),
+    Case("window of nearly 2^31, more queries than tokens", (4, _NEGATIVE, 70), seq=8, heads=4, window=_HUGE - 1,
+         table_width=2),
+    Case("length and window of nearly 2^31", (_HUGE, 70), seq=2, window=_HUGE - 60, table_width=2),
     Case("window of one", (1, 64, 65), window=1, table_width=3),
     Case("float16", (150, 20), seq=2, window=100, dtype="float16", table_width=3),
 )  # fmt: skip
