@@ -9,6 +9,8 @@ import dataclasses
 import math
 from typing import Literal, get_args
 
+import jax
+
 from dots_jax.host.specs import LatentSpec, Spec
 
 Layout = Literal["layer_first", "page_first", "page_first_direct", "page_head"]
@@ -78,9 +80,10 @@ def sides_of(spec: Spec, kind: str) -> tuple[Side, ...]:
 def with_one_head(side: Side, layout: str) -> Side:
     """The side as one head as wide as all of them, where the layout keeps a token's heads together.
 
-    The memory is the same, and longer rows are copied faster.
+    The memory is the same, and longer rows are copied faster. XLA before JAX 0.12, though, copies a whole buffer that
+    is reshaped and then updated in a loop, so there the heads stay apart.
     """
-    if layout == "page_head":
+    if layout == "page_head" or jax.__version_info__ < (0, 12):
         return side
     return dataclasses.replace(side, heads=1, width=side.heads * side.width)
 
