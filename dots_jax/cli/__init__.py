@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from dots_jax.cli.errors import ArgumentError
+from dots_jax.cli.platform import check_platform
 
 COMMANDS = ("decode", "bench", "info", "kernel_report")
 
@@ -46,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse exits by itself for --help and for bad arguments
         return int(stop.code or 0)
     try:
+        if arguments.command != "kernel-report":  # which compiles for a GPU that is not here
+            check_platform()
         return arguments.run(arguments)
     except ArgumentError as error:
         print(f"dots-jax {arguments.command.replace('_', '-')}: error: {error}", file=sys.stderr)

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -26,3 +27,17 @@ def test_runs_as_a_module():
     )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("platform", ["nonsense", "cuda"])
+def test_a_platform_that_is_not_here_is_one_line(platform):
+    done = subprocess.run(
+        [sys.executable, "-m", "dots_jax", "info"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"JAX_PLATFORMS": platform, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 2
+    assert f"JAX_PLATFORMS='{platform}'" in done.stderr
+    assert "Traceback" not in done.stderr
