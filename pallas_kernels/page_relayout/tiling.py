@@ -14,7 +14,8 @@ STAGES = 4
 """Tiles in flight per block."""
 
 _MAX_BOX = 256  # elements of a tile along one dimension, the copy engine's limit
-_MAX_TILE_BYTES = 16 * 1024  # so that three blocks fit one multiprocessor
+# Three blocks still fit one multiprocessor, and a page of 64 tokens of a quarter of the released latent is one tile.
+_MAX_TILE_BYTES = 17 * 1024
 _COPY_BYTES = 16  # the copy engine's granularity
 _ARRIVAL_BYTES = 128  # one byte at least for each thread that arrives
 

@@ -145,9 +145,17 @@ def test_tiles_fit_the_copy_engine(columns, itemsize):
     tiling = Tiling(39, 1024, 64, columns, itemsize, 3, "token_major")
     assert tiling.tile_columns <= 256
     assert tiling.tile_columns * itemsize % 16 == 0
-    assert tiling.tile_bytes <= 16 * 1024
+    assert 3 * (STAGES * tiling.tile_bytes + 2048) <= 228 * 1024  # blocks of one multiprocessor
     pages, tokens, tiles = tiling.grid
     assert (pages, tokens * tiling.tile_tokens, tiles * tiling.tile_columns) == (3, 64, columns)
+
+
+@pytest.mark.parametrize(
+    ("columns", "itemsize"), [(192 * 8, 2), (128 * 8, 2), (1088, 2), (1088, 4), (576, 2), (576, 1), (656, 1)]
+)
+def test_tiles_of_served_caches_are_whole_vectors_of_all_threads(columns, itemsize):
+    """64 bits for each of 128 threads: JAX 0.11 cannot store zeros to a tile of another size."""
+    assert Tiling(39, 1024, 64, columns, itemsize, 3, "token_major").tile_bytes % 1024 == 0
 
 
 def test_refused_arguments():
