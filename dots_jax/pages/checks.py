@@ -87,6 +87,16 @@ def refuse_rows(what: str, bad: np.ndarray, **values: np.ndarray) -> None:
         raise ValueError(f"row {row}: {what} ({shown})")
 
 
+def integer(name: str, value: Any) -> int:
+    """Returns `value` as a Python int, or raises `TypeError` if it is not an integer."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+
+
 def positive_int(name: str, value: Any) -> int:
     """Returns `value` as a Python int of at least 1 that int32 holds.
 
@@ -94,12 +104,7 @@ def positive_int(name: str, value: Any) -> int:
       TypeError: if it is not an integer.
       ValueError: if it is out of range.
     """
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    number = integer(name, value)
     if not 1 <= number <= INT32_MAX:
         raise ValueError(f"{name} must be at least 1 and fit int32, got {number}")
     return number

@@ -1,14 +1,13 @@
 """The page table: which physical page holds each logical page of each row."""
 
 import dataclasses
-import operator
 from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from dots_jax.pages.checks import as_int32, is_concrete
+from dots_jax.pages.checks import as_int32, integer, is_concrete
 from dots_jax.pages.draw import table_html, table_text
 from dots_jax.pytree import frozen_pytree
 
@@ -94,12 +93,7 @@ class PageTable:
 
 def check_page_size(page_size: Any) -> int:
     """Returns the page size as an int, or raises: `TypeError` for no integer, `ValueError` for no power of two."""
-    if isinstance(page_size, bool):
-        raise TypeError(f"page_size must be an integer, got {page_size!r}")
-    try:
-        size = operator.index(page_size)
-    except TypeError:
-        raise TypeError(f"page_size must be an integer, got {page_size!r}") from None
+    size = integer("page_size", page_size)
     if size <= 0 or size & (size - 1):
         raise ValueError(f"page_size must be a positive power of two, got {size}")
     return size
