@@ -253,7 +253,8 @@ def _block_rows(ref, shape: RingShape):
 
 def _store(ref, value):
     """Stores with whatever instructions the layout allows; newer Pallas wants to be told that they may be narrow."""
-    if hasattr(plgpu, "store"):
-        plgpu.store(ref, value, optimized=False)
-    else:
+    store = getattr(plgpu, "store", None)  # since jax 0.12
+    if store is None:
         ref[...] = value
+    else:
+        store(ref, value, optimized=False)
