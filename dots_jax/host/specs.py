@@ -24,7 +24,16 @@ def _checked_dtype(owner: str, dtype: Any) -> np.dtype:
     checked = None if dtype is None else jnp.dtype(dtype)
     if checked is None or not (jnp.issubdtype(checked, np.number) or checked == np.bool_):
         raise TypeError(f"{owner}.dtype: expected a dtype of numbers, got {dtype!r}.")
+    if _bits(checked) < 8:
+        # How such numbers are packed differs from device to device, so a page would have no defined bytes.
+        raise TypeError(f"{owner}.dtype: expected numbers of whole bytes, got {checked}; store packed bytes as uint8.")
     return checked
+
+
+def _bits(dtype: np.dtype) -> int:
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).bits
+    return jnp.finfo(dtype).bits if jnp.issubdtype(dtype, jnp.floating) else 8 * dtype.itemsize
 
 
 class _Sizes:
@@ -85,7 +94,7 @@ class KVSpec(_Sizes):
       dtype: the stored dtype. Bytes are moved as they are, so fp8 is itself here.
 
     Raises:
-      TypeError: a size is not an integer, or the dtype is none of numbers.
+      TypeError: a size is not an integer, or the dtype is none of numbers, or its numbers are narrower than a byte.
       ValueError: a size is below 1.
     """
 
@@ -153,7 +162,7 @@ class LatentSpec(_Sizes):
       dtype: the stored dtype.
 
     Raises:
-      TypeError: a size is not an integer, or the dtype is none of numbers.
+      TypeError: a size is not an integer, or the dtype is none of numbers, or its numbers are narrower than a byte.
       ValueError: a size is below 1.
     """
 
