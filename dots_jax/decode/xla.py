@@ -17,6 +17,10 @@ from dots_jax.decode.positions import locate
 # One block holds any window up to 4 k tokens; longer ones are visited block by block with a running softmax.
 BLOCK_TOKENS = 4096 + 64
 
+# A CPU takes rows in groups of so many keys, four rows of the released model: their products run side by side, and
+# what they gather stays in its cache.
+GROUP_TOKENS = 4 * 544
+
 # The products are fastest on a CPU when the number of keys is a multiple of its vector width.
 TOKEN_MULTIPLE = 16
 
@@ -43,15 +47,19 @@ def decode(
     """`swa_latent_decode` on checked arguments; returns `(out, lse)`."""
     if not kv_pages.shape[0] or not pages.shape[1]:
         return jnp.zeros((*q.shape[:3], v_dim), q.dtype), jnp.full(q.shape[:3], -jnp.inf, jnp.float32)
-    row = partial(_decode_row, kv_pages=kv_pages, window=window, scale=scale, v_dim=v_dim)
-    # A CPU is kept busy by one row's matrix products, and one row's window stays in its cache; wider devices need the
-    # whole batch at once.
+    capacity = pages.shape[1] * kv_pages.shape[1]
+    reach = capacity if window is None else min(window + q.shape[1] - 1, capacity)
+    tokens = -(-reach // TOKEN_MULTIPLE) * TOKEN_MULTIPLE
+    row = partial(_decode_row, kv_pages=kv_pages, tokens=tokens, window=window, scale=scale, v_dim=v_dim)
+    group = GROUP_TOKENS // tokens
+    # Rows one by one where the group is a single one: under `vmap` a loop over blocks would run as long as its longest.
+    by_group = partial(jax.lax.map, lambda operands: row(*operands), batch_size=group if group > 1 else None)
     return jax.lax.platform_dependent(
         q,
         pages,
         lengths,
         counts,
-        cpu=lambda *rows: jax.lax.map(lambda operands: row(*operands), rows),
+        cpu=lambda *rows: by_group(rows),
         default=lambda *rows: jax.vmap(row)(*rows),
     )
 
@@ -63,10 +71,12 @@ def _decode_row(
     count: Int[Array, ""],
     *,
     kv_pages: Float[Array, "N page_size D"],
+    tokens: int,
     window: int | None,
     scale: float,
     v_dim: int,
 ) -> tuple[Float[Array, "S H v_dim"], Float[Array, "S H"]]:
+    """One row; `tokens` is the most keys that its queries can reach together."""
     steps, heads, _ = q.shape
     step = jnp.arange(steps)
     # Where the row's first query sits; a length far below 0 would wrap to a position that exists.
@@ -74,9 +84,6 @@ def _decode_row(
     position = jnp.where(step < count, origin + step, -1)
     # The oldest position that any query of this row sees.
     start = jnp.zeros_like(length) if window is None else jnp.maximum(jnp.maximum(origin, 0) - (window - 1), 0)
-    capacity = pages.shape[0] * kv_pages.shape[1]
-    reach = capacity if window is None else min(window + steps - 1, capacity)
-    tokens = -(-reach // TOKEN_MULTIPLE) * TOKEN_MULTIPLE
     block = partial(_attend_block, q, kv_pages, pages, position, window=window, scale=scale, v_dim=v_dim)
     state = _Softmax(
         jnp.full((steps, heads), -jnp.inf, jnp.float32),
@@ -87,7 +94,7 @@ def _decode_row(
     # same devices as its results, which the constants above do not.
     state = block(state, start, tokens=min(tokens, BLOCK_TOKENS))
     if tokens > BLOCK_TOKENS:
-        end = jnp.minimum(jnp.max(position) + 1, capacity)
+        end = jnp.minimum(jnp.max(position) + 1, pages.shape[0] * kv_pages.shape[1])
         num_blocks = -(-jnp.maximum(end - start, 0) // BLOCK_TOKENS)
         state = jax.lax.fori_loop(
             1, num_blocks, lambda i, state: block(state, start + i * BLOCK_TOKENS, tokens=BLOCK_TOKENS), state

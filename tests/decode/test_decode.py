@@ -260,12 +260,19 @@ def test_vmap_over_an_outer_axis():
         )
 
 
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 8, 11])
+def test_any_number_of_rows_fits_the_groups_of_a_cpu(rows):
+    assert xla.GROUP_TOKENS // 528 == 4
+    problem = poison(make_problem((RAGGED * 2)[:rows], steps=4))
+    assert_close(problem.decode(implementation="xla"), problem.reference())
+
+
 def test_the_batched_form_for_wide_devices_agrees():
     # `platform_dependent` never lowers it on a CPU, so it is called as the other devices would.
     problem = poison(make_problem(RAGGED, steps=4))
     table = problem.table
     row = lambda q, pages, length, count: xla._decode_row(  # noqa: E731
-        q, pages, length, count, kv_pages=jnp.asarray(problem.kv_pages), window=513, scale=0.0625, v_dim=32
+        q, pages, length, count, kv_pages=jnp.asarray(problem.kv_pages), tokens=528, window=513, scale=0.0625, v_dim=32
     )
     counts = jnp.full(len(RAGGED), 4)
     out, lse = jax.jit(jax.vmap(row))(jnp.asarray(problem.q), table.pages, table.lengths, counts)
