@@ -1,11 +1,15 @@
 """The decode as the Pallas kernel of `pallas_kernels.swa_latent_decode`: on a Hopper GPU, or simulated on the CPU.
 
-The kernel package is imported on first use, because Pallas takes longer to import than all of `dots_jax`.
+The kernel package is imported on first use, because Mosaic GPU takes longer to import than all of `dots_jax`. The two
+light parts of Pallas are imported here: each adds a setting to those that JAX looks up traces by, so that a function
+whose first trace imported them would be traced again by its second call.
 """
 
 from typing import Any
 
 import jax
+import jax.experimental.pallas
+import jax.experimental.pallas.fuser  # the simulation imports it
 
 from dots_jax.pages import PageTable
 
@@ -22,6 +26,17 @@ def decode(q, kv_pages, pages, lengths, counts, *, window, scale, v_dim, interpr
 def interpret(q, kv_pages, pages, lengths, counts, *, window, scale, v_dim):
     """The kernel simulated on the CPU, data races detected."""
     return decode(q, kv_pages, pages, lengths, counts, window=window, scale=scale, v_dim=v_dim, interpret=True)
+
+
+def cannot_simulate() -> str | None:
+    """Why the simulation cannot run in this process, or None when it can."""
+    from pallas_kernels.swa_latent_decode.api import interpret_params
+
+    try:
+        interpret_params(True)
+    except RuntimeError as error:
+        return str(error)
+    return None
 
 
 def cannot_run(

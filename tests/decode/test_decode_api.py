@@ -1,6 +1,8 @@
 """The boundary: what is refused, in which order, before anything is compiled."""
 
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -112,6 +114,46 @@ def test_forcing_the_kernel_on_a_cpu_names_the_device():
         call(implementation="mosaic_gpu", dtype=jnp.bfloat16)
     with pytest.raises(NotImplementedError, match="'mosaic_gpu' cannot run"):
         jax.jit(lambda: call(implementation="mosaic_gpu", dtype=jnp.bfloat16))()
+
+
+@pytest.mark.parametrize(("threads", "runnable"), [("64", "'xla', 'interpret'."), ("", "'xla'.")])
+def test_the_simulation_is_offered_only_where_it_has_threads(monkeypatch, threads, runnable):
+    monkeypatch.setenv("NPROC", threads)
+    with pytest.raises(NotImplementedError) as caught:
+        call(q=(1, 1, 8, 1088), kv=(2, 64, 1088), rows=1, v_dim=1024, implementation="mosaic_gpu", dtype=jnp.bfloat16)
+    assert str(caught.value).endswith(f"Here these can: {runnable}")
+
+
+TRACED_ONCE = """
+import sys
+import jax, jax.numpy as jnp
+from dots_jax import PageTable, swa_latent_decode
+from dots_jax.decode import mosaic_gpu
+
+mosaic_gpu._wrong_device = lambda device: None  # as on a Hopper GPU; lowered for a CPU, XLA's branch runs
+traces = 0
+
+@jax.jit
+def step(q, kv_pages, table):
+    global traces
+    traces += 1
+    return swa_latent_decode(
+        q, kv_pages, table, window=513, scale=0.1, v_dim=1024, implementation=eval(sys.argv[1])
+    )
+
+table = PageTable(jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32))
+for _ in range(2):
+    step(jnp.zeros((1, 1, 8, 1088), jnp.bfloat16), jnp.zeros((2, 64, 1088), jnp.bfloat16), table).block_until_ready()
+print(traces)
+"""
+
+
+@pytest.mark.parametrize("implementation", [None, "interpret"])
+def test_the_first_use_of_the_kernel_in_a_process_is_traced_once(implementation):
+    """Importing parts of Pallas changes what JAX looks traces up by, so it must not happen in the first trace."""
+    command = [sys.executable, "-c", TRACED_ONCE, repr(implementation)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("1\n", "", 0)
 
 
 def test_shapes_that_the_kernel_cannot_take_are_named():
