@@ -221,7 +221,7 @@ def _load(path: Path) -> Mapping[str, Any]:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: expected JSON, got {error}") from None
+        raise ValueError(f"{file}: expected JSON: {error}") from None
     if not isinstance(data, dict):
         raise ValueError(f"{file}: expected a JSON object, got {type(data).__name__}")
     return data

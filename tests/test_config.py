@@ -163,7 +163,7 @@ def test_unknown_layer_type_is_named_with_its_index():
 def test_files_that_are_not_a_json_object(tmp_path):
     file = tmp_path / "config.json"
     file.write_text("{")
-    with pytest.raises(ValueError, match="expected JSON"):
+    with pytest.raises(ValueError, match=r"config\.json: expected JSON: Expecting"):
         DotsConfig.from_hf(file)
     file.write_text("[]")
     with pytest.raises(ValueError, match="expected a JSON object, got list"):

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+import dots_jax
 from dots_jax.cli.errors import ArgumentError
 from dots_jax.cli.platform import check_platform
 
@@ -30,6 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="dots-jax", description="Sliding-window latent decode of the Dots hybrid models, in JAX."
     )
+    parser.add_argument("--version", action="version", version=f"dots-jax {dots_jax.__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
         importlib.import_module(f"dots_jax.cli.{name}").add_parser(subparsers)

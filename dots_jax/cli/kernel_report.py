@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import importlib.util
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -119,8 +120,10 @@ def _list(pairs: list[tuple[str, Variant]], as_json: bool) -> int:
         print(json.dumps([{"kernel": variant.kernel, "variant": variant.name} for _, variant in pairs], indent=2))
     else:
         for _, variant in pairs:
-            shapes = ", ".join(f"{a.dtype}{list(a.shape)}" for a in variant.arguments)
-            print(f"{variant.kernel}/{variant.name}: {shapes}")
+            shapes = itertools.groupby(f"{a.dtype}{list(a.shape)}" for a in variant.arguments)
+            counted = [(shape, sum(1 for _ in same)) for shape, same in shapes]
+            listed = ", ".join(shape if count == 1 else f"{count} x {shape}" for shape, count in counted)
+            print(f"{variant.kernel}/{variant.name}: {listed}")
     return 0
 
 

@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-INSTALL_HINT = "pip install 'dots-jax[kernel-report]'"
+INSTALL_HINT = "pip install '.[kernel-report]' in a clone of dots-jax"
 
 _PLUGINS = ("jax_plugins.xla_cuda13", "jax_cuda13_plugin", "jax_plugins.xla_cuda12")
 _DEFAULT_TOOLKIT = Path("/usr/local/cuda")

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+import dots_jax
 from dots_jax.cli import COMMANDS, main
 
 
@@ -19,6 +20,11 @@ def test_no_command_and_unknown_command_are_one_line(capsys):
         error = capsys.readouterr().err
         assert error.startswith("dots-jax: error: ")
         assert error.count("\n") == 1
+
+
+def test_says_its_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"dots-jax {dots_jax.__version__}\n"
 
 
 def test_runs_as_a_module():

@@ -81,6 +81,14 @@ def test_a_fault_is_exit_code_1_and_one_line(fake_compiler, capsys):
     assert report[1]["faults"] == ["spills 12 bytes of registers"]
 
 
+def test_equal_arguments_are_listed_once(fake_compiler, monkeypatch, capsys):
+    ids, rows = jax.ShapeDtypeStruct((2,), "int32"), jax.ShapeDtypeStruct((4, 8), "float32")
+    variants = [Variant("move", "layers", jax.numpy.sin, (ids, rows, rows, rows, ids))]
+    monkeypatch.setattr(registry, "load_variants", lambda module: variants)
+    assert run("--list") == 0
+    assert capsys.readouterr().out == "move/layers: int32[2], 3 x float32[4, 8], int32[2]\n"
+
+
 def test_variants_can_be_chosen_and_listed(fake_compiler, capsys):
     assert run("--variant", "t*", "--list") == 0
     assert capsys.readouterr().out == "decode/two: \n"
@@ -108,7 +116,7 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(fake_com
     with pytest.raises(ArgumentError) as caught:
         run()
     assert str(caught.value) == (
-        "jax-cuda13-plugin, nvidia-cuda-nvdisasm not installed: pip install 'dots-jax[kernel-report]'"
+        "jax-cuda13-plugin, nvidia-cuda-nvdisasm not installed: pip install '.[kernel-report]' in a clone of dots-jax"
     )
 
 
