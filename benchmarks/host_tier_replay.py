@@ -161,11 +161,14 @@ def replay(trace: Sequence[Sequence[int]], blocks: int, *, check_every: int = 10
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trace", type=Path, nargs="?", default=DEFAULT_TRACE)
+    parser.add_argument("trace", type=Path, nargs="?", default=DEFAULT_TRACE, help="Mooncake JSON lines")
     parser.add_argument("--blocks", type=int, nargs="+", default=[500, 1000, 2000, 4000, 8000], help="capacities")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    trace = read_trace(options.trace)
+    try:
+        trace = read_trace(options.trace)
+    except OSError as error:
+        parser.error(f"{error.strerror}: {error.filename} (the Mooncake FAST'25 conversation trace, JSON lines)")
     expected = count_by_stack_distance(trace, options.blocks)
     rows = [replay(trace, blocks) for blocks in options.blocks]
     wrong = [row for row in rows if row["hits"] != expected[row["blocks"]]]

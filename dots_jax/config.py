@@ -157,7 +157,7 @@ class DotsConfig:
 
     @classmethod
     def from_hf(cls, source: str | os.PathLike[str] | Mapping[str, Any]) -> Self:
-        """Reads a configuration.
+        """Reads a configuration from this machine; nothing is downloaded.
 
         Args:
           source: a `config.json`, a directory that holds one, or its parsed contents. Keys that attention does not need

@@ -25,9 +25,9 @@ from dots_jax.cli.errors import ArgumentError
 _DESCRIPTION = """Times the decode implementations that this device can run over named serving shapes. For each: the
 bytes and operations it needs, the floor that a copy and a matrix product measured in this run put under it, time /
 floor, and how many times faster it is than the unfused path (gather, two products, softmax) and, where torch is
-installed, than the same in torch. Inputs rotate through a pool larger than the cache. Exit code 1 if an implementation
-fails or its output differs from the unfused path. On a CPU the default is a few small shapes, and the pool is made
-larger than at most 64 MiB of cache."""
+installed, than the same in torch; spread is (slowest - fastest round) / median. Inputs rotate through a pool larger
+than the cache. Exit code 1 if an implementation fails or its output differs from the unfused path. On a CPU the default
+is a few small shapes, and the pool is made larger than at most 64 MiB of cache."""
 
 _IMPLEMENTATIONS = ("xla", "mosaic_gpu", "interpret")
 _LONGEST_S = 7 * 24 * 3600  # some clocks cannot wait for much more

@@ -96,6 +96,13 @@ def test_the_command_prints_its_table_and_fails_on_a_difference(tmp_path, capsys
         host_tier_replay.main()
 
 
+def test_a_trace_that_is_not_there_is_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["replay", str(tmp_path / "absent.jsonl")])
+    with pytest.raises(SystemExit, match="2"):
+        host_tier_replay.main()
+    assert f"error: No such file or directory: {tmp_path / 'absent.jsonl'} (" in capsys.readouterr().err
+
+
 def test_the_owner_array_has_one_entry_a_page():
     tier = HostTier(3)
     tier.request([5])
