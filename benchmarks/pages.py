@@ -7,8 +7,8 @@ One step extends every row by its draft tokens, rolls back what was rejected and
 machine does touches both alike; the ratio is that of the medians.
 """
 
+import argparse
 import json
-import sys
 import time
 
 import jax
@@ -75,8 +75,11 @@ def measure(rounds: int = 200) -> dict[str, float]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
     result = measure()
-    if "--json" in sys.argv[1:]:
+    if options.json:
         print(json.dumps(result))
         return
     print(f"page work of a step, {ROWS} rows, {COLUMNS} columns, {DRAFTS} drafts, window {WINDOW}")

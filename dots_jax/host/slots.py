@@ -162,7 +162,8 @@ def check_pair(
             or f"host_slots: expected a multiple of the page size {page_size}, got {lengths['host_slots']} slots."
         )
     if problem and need_pages:
-        raise ValueError(problem)
+        hint = "This buffer moves whole pages; page_first and page_head with io_backend='kernel' move single tokens."
+        raise ValueError(f"{problem} {hint}")
     checked = len(known) == 2
     values = {name: a.astype(np.int32) if name in known else a for name, a in values.items()}
     return SlotPair(values["host_slots"], values["device_slots"], checked, checked and problem is None)

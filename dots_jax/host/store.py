@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import tensorstore as ts
 
+from dots_jax.host.buffers import HostKV
 from dots_jax.host.page_keys import page_keys
 from dots_jax.host.slots import check_pages
 from dots_jax.host.specs import Spec
@@ -128,6 +129,7 @@ class PageStore:
           Pages written.
 
         Raises:
+          TypeError: `host_kv` is no host buffer.
           ValueError: keys and slots do not go together, or the buffer has another geometry.
           PageStoreError: a write failed, or the store was removed or replaced in the meantime. Pages written before may
             be there or not; each is whole or a miss, and the same call may simply be made again.
@@ -167,6 +169,7 @@ class PageStore:
           The buffer with the pages that were found, all others as they were, and for each key whether it was.
 
         Raises:
+          TypeError: `host_kv` is no host buffer.
           ValueError: keys and slots do not go together, or the buffer has another geometry.
         """
         pages = self._check(keys, host_kv, slots)
@@ -235,6 +238,8 @@ class PageStore:
     def _check(self, keys: Sequence[str], host_kv: Any, slots: Any) -> np.ndarray:
         if isinstance(keys, str):
             raise ValueError(f"keys: expected a list of keys, got the one string {keys!r}.")
+        if not isinstance(host_kv, HostKV):
+            raise TypeError(f"host_kv: expected a host buffer, got {type(host_kv).__name__}.")
         if host_kv.spec != self.spec:
             raise ValueError(f"host_kv: expected a buffer of {self.spec}, got {host_kv.spec}.")
         for key in keys:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from dots_jax.pages.checks import as_int32
-from dots_jax.pages.pool import PagePool, holder_counts
+from dots_jax.pages.pool import PagePool, check_types, holder_counts
 from dots_jax.pages.table import PageTable, pages_for
 
 
@@ -27,9 +27,10 @@ def fork(pool: PagePool, table: PageTable, parents: Any) -> tuple[PagePool, Page
       (pool, new table [B2, P]) of the same page size. Jit-able; the work is O(B2 P).
 
     Raises:
-      TypeError: if `parents` is not of an integer dtype.
+      TypeError: if `parents` is not of an integer dtype, or pool or table is of another type.
       ValueError: if it does not have one dimension.
     """
+    check_types(pool, table)
     parents = as_int32("parents", parents)
     if len(parents.shape) != 1:
         raise ValueError(f"parents must have shape [new rows], got {tuple(parents.shape)}")

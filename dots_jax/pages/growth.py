@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Shaped
 
 from dots_jax.pages.checks import INT32_MAX, as_int32, on_host, per_row, refuse_rows
-from dots_jax.pages.pool import PagePool, holder_counts
+from dots_jax.pages.pool import PagePool, check_types, holder_counts
 from dots_jax.pages.table import PageTable, pages_for
 
 
@@ -52,9 +52,10 @@ def extend(pool: PagePool, table: PageTable, new_tokens: Any) -> Extension:
       An `Extension`. Shapes are those of the arguments, so the call is jit-able; its work is O(B P).
 
     Raises:
-      TypeError: if `new_tokens` is not of an integer dtype.
+      TypeError: if `new_tokens` is not of an integer dtype, or pool or table is of another type.
       ValueError: if its shape is not [B], or it is negative (a traced negative number is not granted).
     """
+    check_types(pool, table)
     counts = per_row("new_tokens", new_tokens, table.num_rows)
     if (known := on_host(new_tokens, table.num_rows)) is not None:
         refuse_rows("new_tokens must not be negative", known < 0, new_tokens=known)

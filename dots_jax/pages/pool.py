@@ -1,5 +1,7 @@
 """The page pool: which pages are free, and how many table entries hold each of the others."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,6 +71,15 @@ class PagePool:
         return f"PagePool({int(self.num_free)} of {self.num_pages} pages free, {shared} shared)"
 
 
+def check_types(pool: Any, *tables: Any) -> None:
+    """Raises `TypeError` if the pool is no `PagePool` or a table no `PageTable`, as when the two are exchanged."""
+    if not isinstance(pool, PagePool):
+        raise TypeError(f"pool must be a PagePool, got {type(pool).__name__}")
+    for table in tables:
+        if not isinstance(table, PageTable):
+            raise TypeError(f"table must be a PageTable, got {type(table).__name__}")
+
+
 def holder_counts(pool: PagePool, pages: Int[Array, "..."]) -> Int[Array, "..."]:
     """Returns how many entries hold each of `pages`: 0 for an absent one, one outside the pool, and a free one."""
     inside = (pages >= 0) & (pages < pool.num_pages)
@@ -116,6 +127,7 @@ def check_pool(pool: PagePool, *tables: PageTable) -> None:
       PagePoolError: naming the page, if a page is both free and held, is on the free list twice, is held by nobody and
         not free, or has another number of holders than the pool says.
     """
+    check_types(pool, *tables)
     num_pages, num_free = pool.num_pages, int(pool.num_free)
     if not 0 <= num_free <= num_pages:
         raise PagePoolError(f"the pool says that {num_free} of its {num_pages} pages are free")

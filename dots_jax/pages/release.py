@@ -9,7 +9,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Int
 
 from dots_jax.pages.checks import on_host, per_row, positive_int, refuse_rows
-from dots_jax.pages.pool import PagePool, give_up
+from dots_jax.pages.pool import PagePool, check_types, give_up
 from dots_jax.pages.table import PageTable, host_values, pages_for
 
 
@@ -33,9 +33,10 @@ def release_outside_window(
       (pool, table). Jit-able; the work is O(B P).
 
     Raises:
-      TypeError: if `next_query` or `window` is not of an integer type.
+      TypeError: if `next_query` or `window` is not of an integer type, or pool or table is of another type.
       ValueError: if `next_query` has another shape than [B], or `window` is below 1.
     """
+    check_types(pool, table)
     next_query = per_row("next_query", next_query, table.num_rows)
     if window is None:
         return pool, table
@@ -67,9 +68,10 @@ def rollback(pool: PagePool, table: PageTable, lengths: Any) -> tuple[PagePool, 
       (pool, table). Jit-able; the work is O(B P). A traced length that is longer or negative leaves its row as it was.
 
     Raises:
-      TypeError: if `lengths` is not of an integer dtype.
+      TypeError: if `lengths` is not of an integer dtype, or pool or table is of another type.
       ValueError: if its shape is not [B], or a length that is known is negative or longer than the row.
     """
+    check_types(pool, table)
     new_lengths = per_row("lengths", lengths, table.num_rows)
     if (known := on_host(lengths, table.num_rows)) is not None:
         refuse_rows("a length must not be negative", known < 0, length=known)
@@ -99,9 +101,10 @@ def free_rows(pool: PagePool, table: PageTable, mask: Any) -> tuple[PagePool, Pa
       (pool, table). Jit-able; the work is O(B P).
 
     Raises:
-      TypeError: if `mask` is not boolean.
+      TypeError: if `mask` is not boolean, or pool or table is of another type.
       ValueError: if its shape is not [B].
     """
+    check_types(pool, table)
     if not hasattr(mask, "dtype"):
         mask = np.asarray(mask, bool) if np.size(mask) == 0 else np.asarray(mask)
     if mask.dtype != bool:

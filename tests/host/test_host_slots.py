@@ -41,6 +41,12 @@ def test_page_path_refuses_and_moves_nothing(name, io_backend):
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
 
 
+def test_single_tokens_on_the_page_path_point_to_the_other():
+    host, _ = filled(T1, "page_first", 4)
+    with pytest.raises(ValueError, match=r"This buffer moves whole pages; .* with io_backend='kernel'"):
+        host.backup(random_device(T1, 12), [3], [5])
+
+
 @pytest.mark.parametrize("name", ["duplicate", "negative", "out of range", "float", "bool", "matrix"])
 def test_token_path_refuses_what_no_path_can_move(name):
     slots, words = BAD[name]

@@ -211,6 +211,13 @@ def test_a_buffer_of_another_geometry_is_refused():
                 call(KEYS[:1], host, [0, 1])
 
 
+def test_anything_but_a_buffer_is_refused():
+    with PageStore.open("memory://", T1) as store:
+        for call in (store.put, store.get):
+            with pytest.raises(TypeError, match="host_kv: expected a host buffer, got int"):
+                call(KEYS[:1], 3, [0, 1])
+
+
 def test_a_store_that_cannot_serve_is_refused_when_opened(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(PageStoreError, match=f"Page store file://{tmp_path}/file/x: .* the manifest failed"):

@@ -4,7 +4,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dots_jax.pages import PagePool, PagePoolError, PageTable, check_pool, extend, fork
+from dots_jax.pages import (
+    PagePool,
+    PagePoolError,
+    PageTable,
+    check_pool,
+    extend,
+    fork,
+    free_rows,
+    release_outside_window,
+    rollback,
+)
 
 
 @pytest.mark.parametrize("size", [0, -1, 2**31])
@@ -73,3 +83,22 @@ def test_a_pool_is_checked_when_built():
         replace(pool, holders=pool.holders[:3])
     with pytest.raises(TypeError, match="holders must have an integer dtype"):
         replace(pool, holders=pool.holders.astype(jnp.float32))
+
+
+CALLS = {
+    "extend": lambda pool, table: extend(pool, table, 1),
+    "release_outside_window": lambda pool, table: release_outside_window(pool, table, 513, 0),
+    "rollback": lambda pool, table: rollback(pool, table, 0),
+    "fork": lambda pool, table: fork(pool, table, [0]),
+    "free_rows": lambda pool, table: free_rows(pool, table, [True]),
+    "check_pool": check_pool,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_exchanged_arguments_are_named(name):
+    pool, table = PagePool.create(2), PageTable.empty(1, 1)
+    with pytest.raises(TypeError, match="pool must be a PagePool, got PageTable"):
+        CALLS[name](table, pool)
+    with pytest.raises(TypeError, match="table must be a PageTable, got ArrayImpl"):
+        CALLS[name](pool, table.pages)
