@@ -134,6 +134,7 @@ class DotsConfig:
     index_topk: int | None = None
 
     def __post_init__(self):
+        object.__setattr__(self, "layer_types", tuple(self.layer_types))  # a list would not hash
         for name in ("hidden_size", "num_hidden_layers", "max_position_embeddings"):
             _whole(name, getattr(self, name))
         _whole("num_nextn_predict_layers", self.num_nextn_predict_layers, least=0)

@@ -175,3 +175,9 @@ def test_files_that_are_not_a_json_object(tmp_path):
 def test_geometry_checks_itself():
     with pytest.raises(ValueError, match="window: expected a whole number of at least 1, got 0"):
         dataclasses.replace(DotsConfig.dots3_note_prev().swa, window=0)
+
+
+def test_layer_types_given_as_a_list_hash():
+    config = DotsConfig.dots3_note_prev()
+    listed = dataclasses.replace(config, layer_types=list(config.layer_types))
+    assert (listed, hash(listed)) == (config, hash(config))

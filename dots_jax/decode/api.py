@@ -1,5 +1,6 @@
 """The decode's entry point: arguments checked once, then the implementation chosen."""
 
+from functools import partial
 from typing import Literal, overload
 
 import jax
@@ -93,5 +94,14 @@ def swa_latent_decode(
     window = None if window is None or window >= INT32_MAX else int(window)
     scale, v_dim = float(scale), int(v_dim)
     decode = implementations.choose(implementation, q, kv_pages, table, window=window, v_dim=v_dim)
-    out, lse = decode(q, kv_pages, table.pages, table.lengths, counts, window=window, scale=scale, v_dim=v_dim)
+    arrays = (q, kv_pages, table.pages, table.lengths, counts)
+    out, lse = _run(decode, *arrays, window=window, scale=scale, v_dim=v_dim)
     return (out, lse) if return_lse else out
+
+
+@partial(jax.jit, static_argnums=0, static_argnames=("window", "scale", "v_dim"))
+def _run(
+    decode: implementations.Decode, *arrays: jax.Array, window: int | None, scale: float, v_dim: int
+) -> tuple[jax.Array, jax.Array]:
+    """Without this, a call outside `jit` would compile the loops of an implementation anew each time."""
+    return decode(*arrays, window=window, scale=scale, v_dim=v_dim)

@@ -28,11 +28,11 @@ def swa_latent_decode_reference(
     # In int64, so that no length less the new tokens, or less the window, wraps.
     pages, lengths = np.asarray(table.pages), np.asarray(table.lengths).astype(np.int64)
     rows, steps, heads, _ = queries.shape
-    num_tokens = np.full(rows, steps) if counts is None else np.asarray(counts)
+    num_tokens = np.full(rows, steps) if counts is None else np.clip(np.asarray(counts), 0, steps)
     out = np.zeros((rows, steps, heads, v_dim), np.float32)
     lse = np.full((rows, steps, heads), -np.inf, np.float32)
     for b in range(rows):
-        for j in range(min(num_tokens[b], steps)):
+        for j in range(num_tokens[b]):
             position = lengths[b] - num_tokens[b] + j
             keys = visible_keys(kv_pages, pages[b], table.page_size, position, window)
             if len(keys):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dots_jax.decode import implementations, mosaic_gpu, swa_latent_decode, xla
+from dots_jax.decode import mosaic_gpu, swa_latent_decode, swa_latent_decode_reference, xla
 from dots_jax.pages import PageTable
 
 
@@ -97,16 +97,13 @@ def test_order_of_the_checks(first):
 
 
 def test_counts_of_jax_arrays_act_as_the_nearest_bound():
-    kv = jnp.ones((4, 64, 16))
+    kv = jnp.arange(4 * 64 * 16, dtype=jnp.float32).reshape(4, 64, 16) / 1e4
     table = PageTable(jnp.zeros((2, 1), jnp.int32), jnp.array([5, 5]))
-    for wild, tame in (([-7, 9], [0, 2]),):
-        run = [
-            swa_latent_decode(
-                jnp.ones((2, 2, 1, 16)), kv, table, window=4, scale=1.0, v_dim=8, counts=jnp.array(counts)
-            )
-            for counts in (wild, tame)
-        ]
-        np.testing.assert_array_equal(*run)
+    q, static = jnp.ones((2, 2, 1, 16)), {"window": 4, "scale": 1.0, "v_dim": 8}
+    wild, tame = (swa_latent_decode(q, kv, table, counts=jnp.array(counts), **static) for counts in ([-7, 9], [0, 2]))
+    np.testing.assert_array_equal(wild, tame)
+    expected, _ = swa_latent_decode_reference(q, kv, table, counts=np.array([-7, 9]), **static)
+    np.testing.assert_allclose(wild, expected, atol=1e-6)
 
 
 def test_forcing_the_kernel_on_a_cpu_names_the_device():
@@ -183,18 +180,24 @@ def test_which_devices_take_the_kernel(platform, capability, pattern):
     assert reason is None if pattern is None else re.search(pattern, reason)
 
 
-def test_the_default_on_a_hopper_gpu_is_the_kernel_where_it_fits():
-    """With the device check passing, the trace holds the kernel for CUDA beside XLA for the CPU, and runs here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mosaic_gpu, "_wrong_device", lambda device: None)
-        patch.setattr(mosaic_gpu, "decode", lambda *arrays, **static: xla.decode(*arrays, **static))
-        chosen = implementations.choose(
-            None,
-            jnp.zeros((1, 1, 8, 1088), jnp.bfloat16),
-            jnp.zeros((2, 64, 1088), jnp.bfloat16),
-            PageTable(jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32)),
-            window=513,
-            v_dim=1024,
-        )
-        assert chosen is not xla.decode
-        assert call() is not None
+def test_the_default_on_a_hopper_gpu_is_the_kernel_where_it_fits(monkeypatch):
+    """With the device check passing, a trace holds the kernel for CUDA beside XLA, which is what runs on a CPU."""
+    traced = []
+
+    def kernel(*arrays, **static):
+        traced.append(arrays[0].shape)
+        return xla.decode(*(array * 0 for array in arrays), **static)
+
+    monkeypatch.setattr(mosaic_gpu, "_wrong_device", lambda device: None)
+    monkeypatch.setattr(mosaic_gpu, "decode", kernel)
+    random = np.random.default_rng(0)
+    q = jnp.asarray(random.standard_normal((1, 1, 9, 1088)), jnp.bfloat16)
+    kv_pages = jnp.asarray(0.1 * random.standard_normal((2, 64, 1088)), jnp.bfloat16)
+    table = PageTable(jnp.zeros((1, 1), jnp.int32), jnp.full(1, 50))
+    static = {"window": 513, "scale": 0.1, "v_dim": 1024}
+    got = swa_latent_decode(q, kv_pages, table, **static)
+    assert traced == [q.shape]
+    expected, _ = swa_latent_decode_reference(q, kv_pages, table, **static)
+    np.testing.assert_allclose(got.astype(jnp.float32), expected, atol=2e-3)
+    swa_latent_decode(q[..., :576], kv_pages[..., :576], table, **static | {"v_dim": 500})  # a v_dim that does not tile
+    assert traced == [q.shape]
