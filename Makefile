@@ -2,6 +2,7 @@
 # make test        the tests                make test-long      the long sweeps
 # make lint        ruff and pyright         make notebooks      run every notebook from a clean kernel
 # make kernel-report   compile the Hopper kernels, no GPU needed, and test the report itself
+# make wheel       install the wheel into a folder of its own and run it from there
 #
 # Each makes the environment it needs. CONSTRAINTS=constraints/oldest.txt picks the oldest supported jax.
 PYTHON ?= python3
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 # The CUDA compiler takes 1.5 GB, so it has an environment of its own.
 KERNEL_VENV := $(VENV)-kernel-report
 
-.PHONY: demo test test-long lint notebooks kernel-report
+.PHONY: demo test test-long lint notebooks kernel-report wheel
 
 define install
 	@$(PYTHON) -c 'import sys; sys.exit("dots-jax needs Python 3.12 or newer: make PYTHON=..." if sys.version_info < (3, 12) else 0)'
@@ -44,6 +45,10 @@ lint: $(VENV)/installed
 
 notebooks: $(VENV)/installed
 	$(BIN)/python notebooks/run.py
+
+wheel: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/wheel .
+	cd $(VENV)/wheel && ls dots_jax/py.typed pallas_kernels/py.typed && ../bin/python -m dots_jax info
 
 kernel-report: $(KERNEL_VENV)/installed
 	$(KERNEL_VENV)/bin/python -m dots_jax kernel-report --jobs 2

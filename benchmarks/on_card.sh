@@ -49,11 +49,12 @@ step() {
   [ "$code" -eq 0 ] || worst=1
 }
 
-step 60 versions.txt "$PYTHON" benchmarks/on_card_versions.py
-step 170 check.txt "$PYTHON" benchmarks/on_card_check.py --deadline 140 --json "$OUT/check.json" "${check[@]}"
-step 240 bench.txt "$PYTHON" -m dots_jax bench --brief --time-limit 200 --save "$OUT/bench.json" "${bench[@]}"
-step 50 relayout.txt "$PYTHON" benchmarks/on_card_relayout.py ${relayout[@]+"${relayout[@]}"}
-step 10 verdict.txt "$PYTHON" benchmarks/on_card_verdict.py "$OUT/bench.json" "$implementation"
+# The limits add up to 450 s, so that the whole stays within 8 minutes whatever hangs once.
+step 30 versions.txt "$PYTHON" benchmarks/on_card_versions.py
+step 160 check.txt "$PYTHON" benchmarks/on_card_check.py --deadline 130 --json "$OUT/check.json" "${check[@]}"
+step 210 bench.txt "$PYTHON" -m dots_jax bench --brief --time-limit 175 --save "$OUT/bench.json" "${bench[@]}"
+step 45 relayout.txt "$PYTHON" benchmarks/on_card_relayout.py ${relayout[@]+"${relayout[@]}"}
+step 5 verdict.txt "$PYTHON" benchmarks/on_card_verdict.py "$OUT/bench.json" "$implementation"
 
 echo
 grep -h 'variants agree' "$OUT/check.txt" || echo "the variants were not checked to the end: $OUT/check.txt"

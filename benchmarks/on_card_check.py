@@ -32,6 +32,7 @@ VARIANTS = "pallas_kernels.swa_latent_decode.variants"
 CHECKED_ROWS = 24  # the definition is slow; these rows hold all special lengths
 LENGTHS = (0, 1, 63, 64, 65, 512, 513, 514, 576, 577, 640, 641, 700, 2**30)
 IMPOSSIBLE = (-1, -7, -(2**31), 2**31 - 1)
+DISPATCHED = ("column_split-d1088-h64-s1-w513", "swapped-d1088-h8-s4-w513")  # also through the public function
 COSINE_LIMIT, LSE_LIMIT, SPLIT_LSE_LIMIT = 5e-6, 1e-5, 1e-4
 
 
@@ -78,7 +79,7 @@ def cases(implementation: str, batch: int | None, num_pages: int | None, only: s
         config = static.pop("config", None)
         if implementation != "kernel":
             function = public(implementation, **static)
-        yield Case(
+        case = Case(
             name=variant.name,
             function=function,
             q=jax.ShapeDtypeStruct((batch or q.shape[0], *q.shape[1:]), q.dtype),
@@ -87,9 +88,14 @@ def cases(implementation: str, batch: int | None, num_pages: int | None, only: s
             splits=config.splits if config else 1,
             **static,
         )
+        yield case
+        if variant.name in DISPATCHED:
+            # As a user calls it; how many splits it takes is its own choice.
+            name = f"dispatch-{variant.name}"
+            yield dataclasses.replace(case, name=name, function=public(None, **static), splits=2)
 
 
-def public(implementation: str, **static: Any) -> Callable[..., tuple[jax.Array, jax.Array]]:
+def public(implementation: str | None, **static: Any) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """The public function with the argument order of the kernel's."""
 
     def decode(q, kv_pages, pages, lengths, counts):
@@ -208,7 +214,11 @@ def compare(case: Case, label: str, figures: dict[str, Any], got: tuple, want: t
 
 
 def compile_case(case: Case) -> Any:
-    return jax.jit(case.function).lower(*case.arguments).compile()
+    compiled = jax.jit(case.function).lower(*case.arguments).compile()
+    on_gpu = jax.devices()[0].platform == "gpu"
+    if on_gpu and case.name.startswith("dispatch-") and "mosaic_gpu" not in (compiled.as_text() or ""):
+        raise RuntimeError("the public function did not choose the kernel")
+    return compiled
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -49,7 +49,8 @@ def extend(pool: PagePool, table: PageTable, new_tokens: Any) -> Extension:
       new_tokens: int32[B], tokens to add, 0 or more; one number stands for all rows.
 
     Returns:
-      An `Extension`. Shapes are those of the arguments, so the call is jit-able; its work is O(B P).
+      An `Extension`. Shapes are those of the arguments, so the call is jit-able; its work is O(B P), and
+      O(B) more for each forked row that an almost empty pool refuses.
 
     Raises:
       TypeError: if `new_tokens` is not of an integer dtype, or pool or table is of another type.

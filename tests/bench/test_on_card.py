@@ -61,6 +61,7 @@ def test_inputs_poison_what_no_query_may_read_and_nothing_else():
 def test_every_variant_of_the_kernel_becomes_a_case():
     names = [case.name for case in on_card_check.cases("xla", 16, 160)]
     assert len(names) == len(set(names)) > 0
+    assert {f"dispatch-{name}" for name in on_card_check.DISPATCHED} < set(names)
     for case in on_card_check.cases("kernel", None, None):
         assert case.q.shape[0] >= len(on_card_check.LENGTHS)
 

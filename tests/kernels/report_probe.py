@@ -12,6 +12,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from dots_jax.decode import mosaic_gpu, swa_latent_decode
+from dots_jax.pages import PageTable
 from pallas_kernels.report.variant import Variant
 
 _TILE = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
@@ -118,6 +120,21 @@ def crowded(a, b):
     )(a, b)
 
 
+def dispatch(q, kv_pages, pages, lengths, heads):
+    """The public function with the implementation left to it, as on a machine with a Hopper GPU."""
+    mosaic_gpu._wrong_device = lambda device: None  # this process compiles nothing else
+    return swa_latent_decode(
+        q[:, :, :heads], kv_pages, PageTable(pages, lengths), window=513, scale=0.1, v_dim=1024, return_lse=True
+    )
+
+
+def _dispatch_variant(name, heads, **expects):
+    shapes = (4, 2, 64, 1088), (40, 64, 1088), (4, 12), (4,)
+    dtypes = jnp.bfloat16, jnp.bfloat16, jnp.int32, jnp.int32
+    arguments = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True))
+    return Variant("probe", name, functools.partial(dispatch, heads=heads), arguments, **expects)
+
+
 def plain_xla(a):
     return a + 1
 
@@ -142,6 +159,8 @@ def variants():
             expects_tensor_cores=False,
             expects_cluster_stores=True,
         ),
+        _dispatch_variant("dispatch-column-split", 64, expects_cluster_stores=True),
+        _dispatch_variant("dispatch-swapped", 8),
         variant("no-kernel", plain_xla, (_TILE,)),
         variant("aborts", aborts, (_TILE,)),
     ]

@@ -126,6 +126,16 @@ def test_known_kernels_give_known_code(tmp_path):
 
 
 @needs_toolchain
+@pytest.mark.parametrize("plan", ["column-split", "swapped"])
+def test_the_public_function_compiled_for_a_hopper_gpu_is_the_kernel(plan):
+    pairs = [("report_probe", v) for v in registry.load_variants("report_probe") if v.name == f"dispatch-{plan}"]
+    (entry,) = compile_variants(pairs, "sm_90a")
+    assert entry.faults == ()
+    assert entry.figures is not None
+    assert entry.figures.kernels == 1
+
+
+@needs_toolchain
 def test_a_compiler_that_hangs_is_stopped():
     (pair,) = [("report_probe", v) for v in registry.load_variants("report_probe") if v.name == "product"]
     (entry,) = compile_variants([pair], "sm_90a", timeout_s=0.01)
