@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dots_jax.host import transfer
 from dots_jax.host.device import DeviceKV, LayerKV
-from dots_jax.host.placement import is_traced
-from dots_jax.host.workers import start
+from dots_jax.host.workers import blocking_bytes, start
 
 if TYPE_CHECKING:
     from dots_jax.host.buffers import HostKV
@@ -65,7 +64,7 @@ class LayerLoads(Iterator[LoadedLayer]):
         self._layers = iter(range(host.spec.num_layers))
         self._ahead: collections.deque[tuple[int, Future]] = collections.deque()
         row = host.spec.k_token_stride + host.spec.v_token_stride
-        self._nbytes = 0 if is_traced((host, device, device_slots)) else row * len(device_slots)
+        self._nbytes = blocking_bytes((host, device, device_slots), row * len(device_slots))
         self._prefetch = prefetch
 
     def __next__(self) -> LoadedLayer:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from dots_jax.host import layouts
-from dots_jax.host.placement import as_bytes, call, for_moving, restore, update
+from dots_jax.host.placement import Place, as_bytes, call, for_moving, restore, update
 from dots_jax.host.regions import read_block, write_block
 from dots_jax.host.slots import check_pages
 
@@ -57,10 +57,10 @@ def _check_page(host: "HostKV", page: int) -> int:
     return number
 
 
-def _read_page(host: "HostKV", page: Any, *, reinterpret: bool) -> tuple[jax.Array, ...]:
+def _read_page(host: "HostKV", page: Any, *, place: Place) -> tuple[jax.Array, ...]:
     """One block per side."""
     spec = host.spec
-    leaves = {side.leaf: for_moving(host.leaves[side.leaf], side, reinterpret) for side in host.sides}
+    leaves = {side.leaf: for_moving(host.leaves[side.leaf], side, place) for side in host.sides}
     return tuple(
         read_block(
             leaves[side.leaf],
@@ -83,11 +83,11 @@ def get_page(host: "HostKV", page: int) -> np.ndarray:
     return flat[0] if len(flat) == 1 else np.concatenate(flat)
 
 
-def _write_page(host: "HostKV", page: Any, blocks: tuple[jax.Array, ...], *, reinterpret: bool) -> "HostKV":
+def _write_page(host: "HostKV", page: Any, blocks: tuple[jax.Array, ...], *, place: Place) -> "HostKV":
     spec = host.spec
-    leaves = {side.leaf: for_moving(host.leaves[side.leaf], side, reinterpret) for side in host.sides}
+    leaves = {side.leaf: for_moving(host.leaves[side.leaf], side, place) for side in host.sides}
     for side, block in zip(host.sides, blocks, strict=True):
-        block = as_bytes(block) if reinterpret else block
+        block = as_bytes(block, place)
         leaves[side.leaf] = write_block(
             leaves[side.leaf], block, side, host.layout, spec.page_size, layer=0, slot=page * spec.page_size
         )

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,15 +25,42 @@ def is_traced(tree: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
+class Place(NamedTuple):
+    """What a function has to know about where its arrays are, before it is traced.
+
+    Attributes:
+      on_cpu: whether it is compiled for a CPU.
+      reinterpret: whether it has to move the stored dtype as bytes: while tracing, where the compiler's options are the
+        caller's.
+    """
+
+    on_cpu: bool
+    reinterpret: bool
+
+
+def platform_of(tree: Any) -> str:
+    """Platform of the first array whose place is known; that of the default device if none is (tracing, NumPy)."""
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, Array) and not isinstance(leaf, Tracer):
+            return next(iter(leaf.sharding.device_set)).platform
+    default = jax.config.jax_default_device  # a device, a platform's name or None
+    return getattr(default, "platform", default) or jax.default_backend()
+
+
 def _is_widened(dtype: Any) -> bool:
-    """Whether XLA widens arrays of this dtype before slicing them: 8-bit floats on the CPU, which quiets NaNs."""
+    """Whether XLA for CPUs widens arrays of this dtype before slicing them: 8-bit floats, which quiets NaNs."""
     dtype = jnp.dtype(dtype)
-    return jax.default_backend() == "cpu" and dtype.itemsize == 1 and dtype.kind not in "iub"
+    return dtype.itemsize == 1 and dtype.kind not in "iub"
 
 
-def as_bytes(array: Array) -> Array:
-    """A widened dtype as bytes, at the cost of a pass over the array; any other array as it is."""
-    return lax.bitcast_convert_type(array, jnp.uint8) if _is_widened(array.dtype) else array
+def _place_of(tree: Any, dtype: Any) -> Place:
+    on_cpu = platform_of(tree) == "cpu"
+    return Place(on_cpu, on_cpu and _is_widened(dtype) and is_traced(tree))
+
+
+def as_bytes(array: Array, place: Place) -> Array:
+    """An array of the stored dtype as bytes where it has to be, at the cost of a pass over it."""
+    return lax.bitcast_convert_type(array, jnp.uint8) if place.reinterpret else array
 
 
 def from_bytes(array: Array, dtype: Any) -> Array:
@@ -41,21 +68,21 @@ def from_bytes(array: Array, dtype: Any) -> Array:
     return array if array.dtype == dtype else lax.bitcast_convert_type(array, dtype)
 
 
-def rows_of(array: Array, side: Side, reinterpret: bool) -> Array:
+def rows_of(array: Array, side: Side, place: Place) -> Array:
     """A device array as `[slots, heads, width]` of a side, however it spreads a row over axes."""
-    array = as_bytes(array) if reinterpret else array
+    array = as_bytes(array, place)
     return array.reshape(array.shape[0], side.heads, side.width)
 
 
-def for_moving(leaf: Array, side: Side, reinterpret: bool) -> Array:
+def for_moving(leaf: Array, side: Side, place: Place) -> Array:
     """A leaf as functions here compute on it, with rows as wide as those of `side`.
 
-    On a CPU backend the host label goes: all its memory kinds are the same memory, so that this moves nothing and only
+    On a CPU the host label goes: all its memory kinds are the same memory, so that this moves nothing and only
     lets operations mix leaves with device arrays. Elsewhere the leaf stays where it is, and blocks are moved to it.
     """
-    if jax.default_backend() == "cpu":
+    if place.on_cpu:
         leaf = in_space(leaf, jax.memory.Space.Device)
-    leaf = as_bytes(leaf) if reinterpret else leaf
+    leaf = as_bytes(leaf, place)
     if side.width == leaf.shape[-1]:
         return leaf
     return leaf.reshape(*leaf.shape[:-2], side.heads, side.width)
@@ -67,36 +94,38 @@ def restore(original: Array, leaf: Array) -> Array:
     return in_space(from_bytes(leaf, original.dtype), jax.typeof(original).memory_space)
 
 
-def _options(dtype: Any) -> dict[str, str] | None:
+def _options(dtype: Any, place: Place) -> dict[str, str] | None:
     """Compiler options under which a widened dtype is sliced as it is: without the pass that widens it."""
-    if not _is_widened(dtype):
+    if not (place.on_cpu and _is_widened(dtype)):
         return None
     return {"xla_disable_hlo_passes": f"float-normalization-{jnp.dtype(dtype).name.replace('float8_', 'f8')}"}
 
 
 @functools.lru_cache(maxsize=256)
-def _jitted(function: Callable, static: tuple, dtype: Any, donate: bool, structure: Any, shardings: Any) -> Callable:
+def _jitted(
+    function: Callable, static: tuple, dtype: Any, place: Place, donate: bool, structure: Any, shardings: Any
+) -> Callable:
     return jax.jit(
-        functools.partial(function, **dict(static)),
+        functools.partial(function, place=place, **dict(static)),
         donate_argnums=(0,) if donate else (),
         out_shardings=None if shardings is None else jax.tree.unflatten(structure, shardings),
-        compiler_options=_options(dtype),
+        compiler_options=_options(dtype, place),
     )
 
 
 def call(function: Callable, dtype: Any, *args: Any, **static: Any) -> Any:
-    """Calls `function(*args, exact, **static)` compiled, or as it is while tracing.
+    """Calls `function(*args, place=..., **static)` compiled, or as it is while tracing.
 
     Args:
-      function: a module-level function. Its keyword `reinterpret` tells it to move a widened dtype as bytes: while
-        tracing, where the compiler's options are the caller's.
+      function: a module-level function.
       dtype: the stored dtype.
       *args: pytrees of arrays.
       **static: hashable keywords.
     """
+    place = _place_of(args, dtype)
     if is_traced(args):
-        return function(*args, reinterpret=True, **static)
-    return _jitted(function, (*sorted(static.items()), ("reinterpret", False)), dtype, False, None, None)(*args)
+        return function(*args, place=place, **static)
+    return _jitted(function, tuple(sorted(static.items())), dtype, place, False, None, None)(*args)
 
 
 def update(function: Callable, dtype: Any, value: Any, *args: Any, donate: bool, **static: Any) -> Any:
@@ -111,9 +140,9 @@ def update(function: Callable, dtype: Any, value: Any, *args: Any, donate: bool,
         decides.
       **static: hashable keywords.
     """
+    place = _place_of((value, args), dtype)
     if is_traced((value, args)):
-        return function(value, *args, reinterpret=True, **static)
+        return function(value, *args, place=place, **static)
     leaves, structure = jax.tree.flatten(value)
     shardings = tuple(leaf.sharding if isinstance(leaf, Array) else None for leaf in leaves)
-    static["reinterpret"] = False
-    return _jitted(function, tuple(sorted(static.items())), dtype, donate, structure, shardings)(value, *args)
+    return _jitted(function, tuple(sorted(static.items())), dtype, place, donate, structure, shardings)(value, *args)

@@ -13,7 +13,7 @@ from jax import Array, lax
 from dots_jax.host.device import DeviceKV, LayerKV
 from dots_jax.host.layouts import Side
 from dots_jax.host.moves import Moves, chunks
-from dots_jax.host.placement import as_bytes, call, for_moving, from_bytes, restore, rows_of, update
+from dots_jax.host.placement import Place, as_bytes, call, for_moving, from_bytes, platform_of, restore, rows_of, update
 from dots_jax.host.regions import read_block, write_block
 from dots_jax.host.relayout import block_to_pages, choose, pages_to_block
 
@@ -76,25 +76,25 @@ def _runs_per_chunk(host: "HostKV", run: int, chunk_pages: int) -> int:
 def _put(block: Array, sharding: Any) -> Array:
     """The block where `sharding` says, without a copy where that is the same memory."""
     same_devices = block.sharding.device_set == sharding.device_set
-    if same_devices and jax.default_backend() == "cpu":
+    if same_devices and platform_of(block) == "cpu":
         return block
     return jax.device_put(block, sharding)
 
 
 def _gather(
-    layers: tuple[Array, ...], starts: Array, *, side: Side, run: int, implementation: str, reinterpret: bool
+    layers: tuple[Array, ...], starts: Array, *, side: Side, run: int, implementation: str, place: Place
 ) -> Array:
-    rows = [rows_of(layer, side, reinterpret) for layer in layers]
+    rows = [rows_of(layer, side, place) for layer in layers]
     return pages_to_block(rows, starts, run, implementation=implementation)
 
 
-def _insert(host: "HostKV", blocks: dict[str, Array], moves: Moves, *, reinterpret: bool) -> "HostKV":
+def _insert(host: "HostKV", blocks: dict[str, Array], moves: Moves, *, place: Place) -> "HostKV":
     """Writes blocks `[run, token, layer, head, width]` into the buffer."""
 
     def move(i: Array, leaves: dict[str, Array]) -> dict[str, Array]:
         for side in host.sides:
             block = blocks[side.name]
-            block = as_bytes(block) if reinterpret else block
+            block = as_bytes(block, place)
             block = lax.dynamic_index_in_dim(block, i, keepdims=False).swapaxes(0, 1)
             slot = jnp.asarray(moves.host)[i]
             leaves[side.leaf] = write_block(
@@ -102,14 +102,14 @@ def _insert(host: "HostKV", blocks: dict[str, Array], moves: Moves, *, reinterpr
             )
         return leaves
 
-    leaves = {side.leaf: for_moving(host.leaves[side.leaf], side, reinterpret) for side in host.sides}
+    leaves = {side.leaf: for_moving(host.leaves[side.leaf], side, place) for side in host.sides}
     leaves = lax.fori_loop(0, moves.total, move, leaves)
     return host.with_leaves({name: restore(host.leaves[name], leaf) for name, leaf in leaves.items()})
 
 
-def _extract(host: "HostKV", layer: Array, moves: Moves, *, run: int, reinterpret: bool) -> list[Array]:
+def _extract(host: "HostKV", layer: Array, moves: Moves, *, run: int, place: Place) -> list[Array]:
     """Reads one layer's runs into blocks `[run, token, 1, head, width]`, one per side."""
-    leaves = {side.leaf: for_moving(host.leaves[side.leaf], side, reinterpret) for side in host.sides}
+    leaves = {side.leaf: for_moving(host.leaves[side.leaf], side, place) for side in host.sides}
     count = len(moves.host)
 
     def read(i: Array, blocks: list[Array]) -> list[Array]:
@@ -137,7 +137,7 @@ def _extract(host: "HostKV", layer: Array, moves: Moves, *, run: int, reinterpre
 
 
 def _scatter(
-    arrays: LayerKV, blocks: list[Array], moves: Moves, *, how: tuple[tuple[Side, str], ...], reinterpret: bool
+    arrays: LayerKV, blocks: list[Array], moves: Moves, *, how: tuple[tuple[Side, str], ...], place: Place
 ) -> LayerKV:
     """Writes blocks of one layer into its device arrays; runs past the total are dropped."""
     given = [array for array in arrays if array is not None]
@@ -145,8 +145,8 @@ def _scatter(
     done = []
     for array, block, (side, implementation) in zip(given, blocks, how, strict=True):
         starts = jnp.where(keep, jnp.asarray(moves.device), array.shape[0])
-        block = as_bytes(block) if reinterpret else block
-        rows = rows_of(array, side, reinterpret)
+        block = as_bytes(block, place)
+        rows = rows_of(array, side, place)
         (rows,) = block_to_pages(block, [rows], starts, implementation=implementation)
         done.append(from_bytes(rows.reshape(array.shape), array.dtype))
     return LayerKV(*done)

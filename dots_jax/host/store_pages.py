@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from dots_jax.host.layouts import AXES, Side
-from dots_jax.host.placement import update
+from dots_jax.host.placement import Place, update
 
 _BLOCK = ("layer", "offset", "head", "width")  # the order of a page's bytes on either side
 
@@ -94,8 +94,8 @@ class PageWriter:
             return self._sides
 
 
-def _same(host_kv: Any, *, reinterpret: bool) -> Any:
-    del reinterpret  # nothing is sliced
+def _same(host_kv: Any, *, place: Place) -> Any:
+    del place  # nothing is sliced
     return host_kv
 
 

@@ -18,10 +18,10 @@ from dots_jax.host import staged
 from dots_jax.host.device import DeviceKV, LayerKV, check_device
 from dots_jax.host.layouts import AXES, Side, with_one_head
 from dots_jax.host.moves import Moves, plan
-from dots_jax.host.placement import for_moving, from_bytes, is_traced, restore, rows_of, update
+from dots_jax.host.placement import Place, for_moving, from_bytes, is_traced, platform_of, restore, rows_of, update
 from dots_jax.host.regions import read_block, write_block
 from dots_jax.host.slots import check_pair
-from dots_jax.host.workers import run_together
+from dots_jax.host.workers import blocking_bytes, run_together
 
 if TYPE_CHECKING:
     from dots_jax.host.buffers import HostKV
@@ -56,7 +56,7 @@ def needs_staging(host: "HostKV", *others: Any) -> bool:
         return False
     if leaf.sharding.device_set != array.sharding.device_set:
         return True
-    return jax.default_backend() != "cpu" and leaf.sharding.memory_kind != array.sharding.memory_kind
+    return platform_of(leaf) != "cpu" and leaf.sharding.memory_kind != array.sharding.memory_kind
 
 
 def backup(
@@ -86,7 +86,7 @@ def backup(
         sources = tuple(layers[side.name] for side in sides)
         call = functools.partial(update, _backup, host.spec.dtype, leaf, sources, moves, sides=sides, **static)
         calls.append(functools.partial(call, donate=donate))
-    nbytes = 0 if is_traced((host, device, moves)) else len(moves.host) * run * host.spec.bytes_per_token
+    nbytes = blocking_bytes((host, device, moves), len(moves.host) * run * host.spec.bytes_per_token)
     return host.with_leaves(dict(zip(host.leaves, run_together(calls, nbytes), strict=True)))
 
 
@@ -99,12 +99,12 @@ def _backup(
     layout: str,
     page_size: int,
     run: int,
-    reinterpret: bool,
+    place: Place,
 ) -> Array:
     """Copies every run of every layer into one leaf; `sources` has the layers of each of its sides."""
     sides = tuple(with_one_head(side, layout) for side in sides)
     pairs = tuple(zip(sides, sources, strict=True))
-    rows = [[rows_of(array, side, reinterpret) for array in layers] for side, layers in pairs]
+    rows = [[rows_of(array, side, place) for array in layers] for side, layers in pairs]
 
     def move(i: Array, leaf: Array) -> Array:
         source, target = jnp.asarray(moves.device)[i], jnp.asarray(moves.host)[i]
@@ -114,7 +114,7 @@ def _backup(
                 leaf = write_block(leaf, block, side, layout, page_size, layer=layer, slot=target)
         return leaf
 
-    moving = for_moving(leaf, sides[0], reinterpret)
+    moving = for_moving(leaf, sides[0], place)
     return restore(leaf, lax.fori_loop(0, moves.total, move, moving))
 
 
@@ -205,7 +205,7 @@ def prepare_loads(
             )
             for side in host.sides
         ]
-        nbytes = 0 if is_traced((arrays, host, moves)) else layer_bytes(host, moves, run)
+        nbytes = blocking_bytes((arrays, host, moves), layer_bytes(host, moves, run))
         return LayerKV(*run_together(calls, nbytes))
 
     return start
@@ -221,11 +221,11 @@ def _load(
     layout: str,
     page_size: int,
     run: int,
-    reinterpret: bool,
+    place: Place,
 ) -> Array:
     """Copies every run of one layer and side into its device array."""
     side = with_one_head(side, layout)
-    leaf = for_moving(leaf, side, reinterpret)
+    leaf = for_moving(leaf, side, place)
     num_layers = leaf.shape[AXES[layout].index("layer") + (side.index is not None)]
 
     def move(i: Array, rows: Array) -> Array:
@@ -235,5 +235,5 @@ def _load(
 
     # A traced layer that does not exist moves nothing.
     total = jnp.where((layer >= 0) & (layer < num_layers), moves.total, 0)
-    rows = lax.fori_loop(0, total, move, rows_of(array, side, reinterpret))
+    rows = lax.fori_loop(0, total, move, rows_of(array, side, place))
     return from_bytes(rows.reshape(array.shape), array.dtype)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import jax
+from dots_jax.host.placement import is_traced, platform_of
 
 # Below this many bytes a copy takes less time than handing it to a thread is worth.
 MIN_BYTES = 4 << 20
@@ -18,8 +18,9 @@ _LAYERS = ThreadPoolExecutor(1, "host-layer")
 _SIDES = ThreadPoolExecutor(1, "host-side")
 
 
-def _blocks(nbytes: int) -> bool:
-    return nbytes >= MIN_BYTES and jax.default_backend() == "cpu"
+def blocking_bytes(tree: Any, nbytes: int) -> int:
+    """Bytes whose copy a call on these arrays waits for: all on a CPU, none on an accelerator or while tracing."""
+    return nbytes if platform_of(tree) == "cpu" and not is_traced(tree) else 0
 
 
 def run_together(calls: list[Callable[[], Any]], nbytes: int) -> list[Any]:
@@ -27,9 +28,9 @@ def run_together(calls: list[Callable[[], Any]], nbytes: int) -> list[Any]:
 
     Args:
       calls: what to call.
-      nbytes: bytes they move together; 0 keeps them on this thread.
+      nbytes: what `blocking_bytes` said of the bytes they move together; 0 keeps them on this thread.
     """
-    if len(calls) < 2 or not _blocks(nbytes):
+    if len(calls) < 2 or nbytes < MIN_BYTES:
         return [call() for call in calls]
     others = [_SIDES.submit(call) for call in calls[1:]]
     try:
@@ -40,8 +41,13 @@ def run_together(calls: list[Callable[[], Any]], nbytes: int) -> list[Any]:
 
 
 def start(call: Callable[[], Any], nbytes: int) -> Future:
-    """Starts a call that the caller will want later: on a thread where it would block, at once otherwise."""
-    if _blocks(nbytes):
+    """Starts a call that the caller will want later: on a thread where it would block, at once otherwise.
+
+    Args:
+      call: what to call.
+      nbytes: what `blocking_bytes` said of the bytes it moves.
+    """
+    if nbytes >= MIN_BYTES:
         return _LAYERS.submit(call)
     future: Future = Future()
     future.set_result(call())
