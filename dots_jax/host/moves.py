@@ -1,8 +1,8 @@
 """Turning slots into moves: equal runs of tokens, each inside one host page.
 
 A run is a whole page where the slots allow it and one token otherwise. The number of moves is a value, not a shape:
-eager calls pad their vectors to a power of two, so that few sizes are ever compiled, and traced slots that may not move
-are sorted behind the ones that may.
+eager calls pad their vectors to a power of two (or to a whole chunk), so that few sizes are ever compiled, and traced
+slots that may not move are sorted behind the ones that may.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int, Int32
 
 from dots_jax.host.slots import SlotPair
 
-# Vectors are at least this long, so that short transfers share one compiled function.
+# Vectors that cost no memory are at least this long, so that short transfers share one compiled function.
 _FEWEST = 8
 
 
@@ -48,21 +48,28 @@ def plan(pair: SlotPair, *, num_host: int, num_device: int, page_size: int, need
         return _plan_traced(pair, num_host, num_device, run), run
     run = page_size if pair.by_page else 1
     host, device = (np.asarray(slots)[::run] for slots in (pair.host, pair.device))
-    return padded(host, device), run
+    return _padded(host, device, _power_of_two(max(host.size, _FEWEST))), run
 
 
-def padded(host: np.ndarray, device: np.ndarray) -> Moves:
-    """Moves of known runs, in vectors of one of a few lengths."""
-    padding = (1 << max(host.size - 1, _FEWEST - 1).bit_length()) - host.size
+def _power_of_two(size: int) -> int:
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def _padded(host: np.ndarray, device: np.ndarray, length: int) -> Moves:
+    padding = length - host.size
     return Moves(np.pad(host, (0, padding)), np.pad(device, (0, padding)), np.int32(host.size))
 
 
 def chunks(moves: Moves, size: int) -> Iterator[Moves]:
-    """Known moves in pieces of at most `size` runs; at least one piece, which may be empty."""
+    """Known moves in pieces of at most `size` runs, padding included; at least one piece, which may be empty.
+
+    Each piece becomes a block of as many runs, so that padding costs memory and time here: only the last piece has any.
+    """
     total = int(moves.total)
     for start in range(0, max(total, 1), size):
         stop = min(start + size, total)
-        yield padded(moves.host[start:stop], moves.device[start:stop])
+        length = min(_power_of_two(stop - start), size)
+        yield _padded(moves.host[start:stop], moves.device[start:stop], length)
 
 
 def _in_range(slots: Int[Array, " n"], size: int) -> tuple[Int32[Array, " n"], Bool[Array, " n"]]:
@@ -76,7 +83,7 @@ def _in_range(slots: Int[Array, " n"], size: int) -> tuple[Int32[Array, " n"], B
 
 def _plan_traced(pair: SlotPair, num_host: int, num_device: int, run: int) -> Moves:
     if not pair.host.size:  # a loop over no moves may not index an empty vector either
-        return padded(np.zeros(0, np.int32), np.zeros(0, np.int32))
+        return _padded(np.zeros(0, np.int32), np.zeros(0, np.int32), 1)
     host, host_ok = _in_range(pair.host, num_host)
     device, device_ok = _in_range(pair.device, num_device)
     groups = [slots.reshape(-1, run) for slots in (host, device)]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hosts import LATENT, SYMMETRIC, T1, bits, canonical, filled, random_device, stacked
 
-from dots_jax.host import KVSpec, allocate_host_kv
+from dots_jax.host import KVSpec, allocate_host_kv, staged
+from dots_jax.host.moves import Moves, chunks
 from dots_jax.host.relayout import block_to_pages, pages_to_block
 from dots_jax.host.transfer import prepare_loads
 
@@ -46,6 +47,39 @@ def test_the_chunk_size_does_not_matter(spec, layout, io_backend):
     host, _ = filled(spec, layout, 8, io_backend=io_backend)
     host.backup(device, host_slots, device_slots, chunk_pages=2, donate=True)
     assert all(leaf.is_deleted() for leaf in host.leaves.values())
+
+
+@pytest.mark.parametrize("chunk_pages", [1, 2, 3, 5, 64])
+@pytest.mark.parametrize("io_backend", [None, "kernel"])
+def test_no_block_is_larger_than_a_chunk(monkeypatch, chunk_pages, io_backend):
+    sizes, call = [], staged.call
+
+    def measured(*args, **kwargs):
+        result = call(*args, **kwargs)
+        sizes.extend(block.shape[0] * block.shape[1] for block in jax.tree.leaves(result))
+        return result
+
+    monkeypatch.setattr(staged, "call", measured)
+    monkeypatch.setattr(staged, "CHUNK_PAGES", chunk_pages)
+    monkeypatch.setattr("dots_jax.host.transfer.needs_staging", lambda *args: True)
+    host, device = allocate_host_kv(T1, 8, layout="page_first", io_backend=io_backend), random_device(T1, 14)
+    slots = np.arange(14)[:: -1 if io_backend else 1]  # backwards, they move one by one
+    host = host.backup(device, slots, slots, chunk_pages=chunk_pages)
+    host.load(device, 1, slots, slots)
+    assert sizes
+    assert max(sizes) <= chunk_pages * T1.page_size
+    assert max(sizes) <= 16
+
+
+def test_chunks_have_few_lengths():
+    for size in (1, 5, 6, 64):
+        lengths = set()
+        for total in range(4 * size):
+            slots = np.arange(total, dtype=np.int32)
+            parts = list(chunks(Moves(slots, slots, np.int32(total)), size))
+            assert [s for part in parts for s in part.host[: part.total]] == list(range(total))
+            lengths |= {len(part.host) for part in parts}
+        assert lengths == {1 << i for i in range(size.bit_length()) if 1 << i < size} | {size}
 
 
 def test_chunks_are_checked_like_the_rest():
