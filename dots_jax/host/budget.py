@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -30,11 +31,31 @@ class HostMemoryError(ValueError):
             f"Not enough host memory available: requested {requested} bytes ({requested / 1e9:.2f} GB), "
             f"available {available} bytes ({available / 1e9:.2f} GB){limit}."
         )
+        self._limit = limit
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions are rebuilt from their message alone, which is no argument here.
+        return type(self), (self.requested, self.available, self._limit)
 
 
-def _cgroup_available() -> int | None:
-    """Bytes this process's control group may still take (version 2), None where it sets no limit."""
-    group = Path("/sys/fs/cgroup")
+def _control_groups(root: Path, membership: Path) -> list[Path]:
+    """The folders of this process's control group (version 2) and of its ancestors, up to the root.
+
+    Inside a cgroup namespace the root is the process's own group. A group that the mount does not show has no folder.
+    """
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        lines = []
+    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
+    parts = [part for part in path.split("/") if part]
+    if ".." in parts:  # outside the namespace's root
+        parts = []
+    return [root.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def _group_available(group: Path) -> int | None:
+    """Bytes that one control group may still take, None where it sets no limit."""
     try:
         limit = (group / "memory.max").read_text().strip()
         if limit == "max":
@@ -45,6 +66,12 @@ def _cgroup_available() -> int | None:
         return None
     # Clean file pages count as used but go away under pressure.
     return max(int(limit) - used + int(stat.get("inactive_file", 0)), 0)
+
+
+def _cgroup_available(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int | None:
+    """Bytes that this process's control group and all above it leave it, None where none sets a limit."""
+    limits = [_group_available(group) for group in _control_groups(root, membership)]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def available_host_memory() -> int:
