@@ -16,7 +16,7 @@ from dots_jax.host.buffers import HostKV
 from dots_jax.host.page_keys import page_keys
 from dots_jax.host.slots import check_pages
 from dots_jax.host.specs import Spec
-from dots_jax.host.store_backend import PageStoreError, Progress, call, open_kvstore, run_all
+from dots_jax.host.store_backend import PageStoreError, Progress, call, open_kvstore, probe, run_all
 from dots_jax.host.store_local import local_objects
 from dots_jax.host.store_namespace import describe_geometry, namespace_digest
 from dots_jax.host.store_pages import PageReader, PageWriter
@@ -114,6 +114,7 @@ class PageStore:
         kv = open_kvstore(url, durable=durable, context=context)
         store = cls(url, spec, namespace_digest(spec, **options), geometry, kv, checksum, concurrency, timeout)
         store._ensure_manifest()
+        probe(url, store._root, timeout)
         return store
 
     def put(self, keys: Sequence[str], host_kv: Any, slots: Any, *, progress: Progress | None = None) -> int:
@@ -162,8 +163,9 @@ class PageStore:
           host_kv: the buffer.
           slots: slots of whole pages of it, `page_size` for each key.
           donate: give up the buffer's memory to the result. The cost then follows the pages read; without it the buffer
-            is copied once (not at all if nothing hits). With a hit, `host_kv` is deleted.
-          progress: called with (pages done, pages in all) after each page.
+            is copied once (not at all if nothing hits). `host_kv` is deleted at the first hit: it is lost if this call
+            is interrupted or `progress` raises, like an argument donated to a jitted function that fails.
+          progress: called with (pages done, pages in all) after each page. What it raises is raised here.
 
         Returns:
           The buffer with the pages that were found, all others as they were, and for each key whether it was.
@@ -277,7 +279,7 @@ class PageStore:
         return result.value if result.state == "value" else None
 
     def _ensure_manifest(self) -> bytes:
-        """The manifest that marks this namespace, written if it is missing; also the proof that the store works.
+        """The manifest that marks this namespace, written if it is missing.
 
         Its random id tells a store that was removed and made anew from the one that was there.
         """

@@ -1,12 +1,16 @@
 """Opening tensorstore's key-value stores, and running many operations on one at a time."""
 
+import logging
 import queue
 import threading
+import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tensorstore as ts
+
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 
@@ -42,6 +46,26 @@ def call(url: Any, doing: str, future: ts.Future, timeout: float) -> Any:
         raise PageStoreError(f"Page store {url}: {doing} failed: no answer within {timeout:g} s.") from error
     except Exception as error:
         raise PageStoreError(f"Page store {url}: {doing} failed: {_reason(error)}") from error
+
+
+def probe(url: Any, kv: ts.KvStore, timeout: float) -> None:
+    """Proves that a store can be written now: a small object goes in, comes back and goes away.
+
+    Its name is used once, so that several may do this at the same time.
+
+    Raises:
+      PageStoreError: it cannot be written, or does not come back.
+    """
+    name = f"probe-{uuid.uuid4().hex}"
+    try:
+        call(url, "writing a probe", kv.write(name, name.encode()), timeout)
+        if call(url, "reading a probe", kv.read(name), timeout).value != name.encode():
+            raise PageStoreError(f"Page store {url} does not keep what is written to it.")
+    finally:
+        try:
+            call(url, "removing a probe", kv.write(name, None), timeout)
+        except PageStoreError as error:  # pages are never removed, so a store that refuses it still serves
+            _log.warning("%s (%s may stay behind)", error, name)
 
 
 def run_all(

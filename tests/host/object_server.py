@@ -49,10 +49,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.objects[self.path] = body
         return self.answer(200, ETag=f'"{hashlib.md5(body).hexdigest()}"')
 
+    def do_DELETE(self):
+        if self.server.refuse:
+            return self.answer(403, b"<Error><Code>AccessDenied</Code></Error>")
+        self.server.objects.pop(self.path, None)
+        return self.answer(204)
+
 
 @contextmanager
 def object_server() -> Iterator[tuple[dict[str, Any], Any]]:
-    """Yields the JSON to open it with, and the server: `objects` by path, `refuse` to deny writes."""
+    """Yields the JSON to open it with, and the server: `objects` by path, `refuse` to deny changes."""
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.objects, server.refuse = {}, False
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})

@@ -2,11 +2,11 @@
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from dots_jax.host.store_backend import open_kvstore, run_all
+from dots_jax.host.store_backend import PageStoreError, open_kvstore, probe, run_all
 
 
 @pytest.fixture
@@ -83,3 +83,52 @@ def test_durability_is_the_file_driver_s_own(durable, tmp_path):
     assert f"'file_io_sync': {durable}" in repr(kv)
     changed = open_kvstore(f"file://{tmp_path}", durable=durable, context={"file_io_sync": not durable})
     assert f"'file_io_sync': {not durable}" in repr(changed)
+
+
+class Broken:
+    """A store in memory that treats one kind of operation otherwise."""
+
+    def __init__(self, **operations):
+        self.kv = open_kvstore("memory://", durable=False, context=None)
+        self.operations = operations
+
+    def write(self, name, value):
+        return self.operations.get("remove" if value is None else "write", self.kv.write)(name, value)
+
+    def read(self, name):
+        return self.operations.get("read", self.kv.read)(name)
+
+
+def failing(*args):
+    future = Future()
+    future.set_exception(ValueError("refused"))
+    return future
+
+
+@pytest.mark.parametrize(
+    ("operations", "message"),
+    [
+        ({}, None),
+        ({"write": failing}, "Page store x: writing a probe failed: refused"),
+        ({"read": failing}, "Page store x: reading a probe failed: refused"),
+        (
+            {"write": lambda name, value: Broken().write(name, value)},
+            "Page store x does not keep what is written to it",
+        ),
+    ],
+)
+def test_a_probe_finds_what_is_broken_and_leaves_nothing(operations, message):
+    kv = Broken(**operations)
+    if message is None:
+        probe("x", kv, 5)  # pyright: ignore[reportArgumentType]
+    else:
+        with pytest.raises(PageStoreError, match=message):
+            probe("x", kv, 5)  # pyright: ignore[reportArgumentType]
+    assert kv.kv.list().result() == []
+
+
+def test_a_probe_that_cannot_be_removed_is_a_warning(caplog):
+    kv = Broken(remove=failing)
+    probe("x", kv, 5)  # pyright: ignore[reportArgumentType]
+    (name,) = kv.kv.list().result()
+    assert f"removing a probe failed: refused ({name.decode()} may stay behind)" in caplog.text

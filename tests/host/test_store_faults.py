@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -237,6 +238,31 @@ def test_a_reader_beside_a_writer_sees_whole_pages_only(tmp_path):
         finally:
             stop.set()
             thread.join()
+
+
+def test_openers_at_the_same_time_do_not_meet_and_leave_nothing(world):
+    store, host, files = world
+    with ThreadPoolExecutor(8) as pool:
+        for _ in pool.map(lambda _: PageStore.open(store.url, T1).close(), range(24)):
+            pass
+    assert {path.name for path in files[0].parents[1].iterdir()} == {"manifest.json", "pages"}
+    check(store, host, [True] * 4)
+
+
+@pytest.mark.parametrize("donate", [False, True])
+def test_an_interrupted_get_loses_only_a_donated_buffer(one_by_one, donate):
+    store, _, _ = one_by_one
+    target = random_host(T1, "page_first", 4, seed=2)
+    before = page_bytes(target) if not donate else None  # a view would keep the memory
+
+    def progress(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.get(KEYS, target, range(8), donate=donate, progress=progress)
+    assert all(leaf.is_deleted() == donate for leaf in target.leaves.values())
+    if not donate:
+        assert page_bytes(target) == before
 
 
 def test_no_temporary_files_stay_behind(world):

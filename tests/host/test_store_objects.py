@@ -35,6 +35,18 @@ def test_damaged_objects_are_misses():
         assert store.get(KEYS, host, range(8))[1] == [True, False, False, False]
 
 
+def test_a_store_that_became_read_only_is_refused_when_opened_again():
+    with object_server() as (url, server):
+        PageStore.open(url, T1).close()
+        before = dict(server.objects)
+        server.refuse = True
+        with pytest.raises(PageStoreError, match="writing a probe failed"):
+            PageStore.open(url, T1, timeout=20)
+        server.refuse = False
+        PageStore.open(url, T1).close()
+        assert server.objects == before  # and no probe is left
+
+
 def test_a_store_that_denies_writes_is_refused_when_opened_and_an_error_later():
     host = random_host(T1, "page_first", 4)
     with object_server() as (url, server):
