@@ -32,7 +32,7 @@ class SlotPair(NamedTuple):
     by_page: bool
 
 
-def is_traced(slots: Any) -> bool:
+def _is_unknown(slots: Any) -> bool:
     """Whether the values of a slot vector are unknown because a function is being traced."""
     if isinstance(slots, list | tuple):
         return any(isinstance(slot, Tracer) for slot in slots)
@@ -140,7 +140,7 @@ def check_pair(
     sides = {"host_slots": (host_slots, num_host), "device_slots": (device_slots, num_device)}
     known: dict[str, np.ndarray] = {}
     for name, (slots, size) in sides.items():
-        if is_traced(slots):
+        if _is_unknown(slots):
             if not isinstance(slots, Tracer) or slots.ndim != 1 or slots.dtype.kind not in "iu":
                 got = jax.typeof(slots) if isinstance(slots, Tracer) else f"a {type(slots).__name__} of traced scalars"
                 raise SlotTypeError(f"{name}: expected a vector of integer slots, got {got}.")
