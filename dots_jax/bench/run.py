@@ -18,7 +18,7 @@ from dots_jax.bench.inputs import Inputs, abstract_arguments, make_inputs
 from dots_jax.bench.shapes import Shape
 from dots_jax.bench.timing import Program, chain, interleave
 from dots_jax.bench.unfused import unfused_decode
-from dots_jax.decode import swa_latent_decode
+from dots_jax.decode import implementations, swa_latent_decode
 
 _CHECKED_ROWS = 8  # of the batch, compared with the unfused path; bringing all of them to the host would take longest
 _COMPILE_SHARE = 2 / 3
@@ -101,6 +101,14 @@ def default_implementations(platform: str) -> tuple[str, ...]:
     return ("mosaic_gpu", "xla") if platform in ("gpu", "cuda") else ("xla",)
 
 
+def refusal(shape: Shape, name: str, dtype) -> str | None:
+    """Why the implementation does not take the shape on the default device, or None if it does; compiles nothing."""
+    kv_pages, (call,) = abstract_arguments(shape, dtype, distinct=1, calls_per_launch=1)
+    arguments = (call.q, kv_pages, call.table)
+    reasons = implementations.refusals(*arguments, window=shape.window, v_dim=shape.v_dim)
+    return reasons[name]
+
+
 def measure(
     shapes: Sequence[Shape],
     settings: Settings,
@@ -148,8 +156,10 @@ def _compile_all(
     every = [future for by_name in futures.values() for future in by_name.values()]
     for future in every:
         future.add_done_callback(lambda done: None if done.cancelled() else on_step("compiling"))
-    wait(every, timeout_s)
-    pool.shutdown(wait=False, cancel_futures=True)
+    try:
+        wait(every, timeout_s)
+    finally:  # an interrupt too, or the program would compile the rest before it ends
+        pool.shutdown(wait=False, cancel_futures=True)
     return {
         shape: {name: future.result() for name, future in by_name.items()}
         for shape, by_name in futures.items()

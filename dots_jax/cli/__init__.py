@@ -6,6 +6,7 @@ could not judge.
 """
 
 import argparse
+import errno
 import importlib
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import NoReturn
 
 import dots_jax
 from dots_jax.cli.errors import ArgumentError
+from dots_jax.cli.output import READER_GONE, discard_output
 from dots_jax.cli.platform import check_platform
 
 COMMANDS = ("decode", "bench", "info", "kernel_report")
@@ -45,6 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
       0 when all went well, 1 when a check failed, 2 for bad arguments (one line on standard error, no traceback).
     """
     try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    try:
         arguments = build_parser().parse_args(argv)
     except SystemExit as stop:  # argparse exits by itself for --help and for bad arguments
         return int(stop.code or 0)
@@ -55,11 +65,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ArgumentError as error:
         print(f"dots-jax {arguments.command.replace('_', '-')}: error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
 
 
 def entry_point() -> None:
     """What the `dots-jax` script calls."""
-    sys.exit(main())
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # as `| head` does once it has seen enough
+        discard_output()
+        code = READER_GONE
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        discard_output()
+        print(f"dots-jax: error: the output could not be written: {error.strerror}", file=sys.stderr)
+        code = 1
+    sys.exit(code)

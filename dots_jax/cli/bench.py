@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import importlib.metadata
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,10 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dots_jax.bench import shapes as shapes_module
 from dots_jax.bench.device import Device, default_device
 from dots_jax.bench.floor import Ceilings, measure_ceilings
-from dots_jax.bench.run import Settings, ShapeResult, default_implementations, measure
+from dots_jax.bench.run import Settings, ShapeResult, default_implementations, measure, refusal
 from dots_jax.bench.shapes import Shape
 from dots_jax.bench.table import as_json, print_table
 from dots_jax.cli.errors import ArgumentError
+from dots_jax.cli.output import json_text
 
 _DESCRIPTION = """Times the decode implementations that this device can run over named serving shapes. For each: the
 bytes and operations it needs, the floor that a copy and a matrix product measured in this run put under it, time /
@@ -31,6 +31,7 @@ is a few small shapes, and the pool is made larger than at most 64 MiB of cache.
 
 _IMPLEMENTATIONS = ("xla", "mosaic_gpu", "interpret")
 _LONGEST_S = 7 * 24 * 3600  # some clocks cannot wait for much more
+_MOST_ROUNDS = 1_000_000
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -65,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
       1 when an implementation failed or gave a wrong result, else 0.
     """
-    if arguments.rounds is not None and arguments.rounds < 1:
-        raise ArgumentError(f"--rounds must be at least 1, got {arguments.rounds}")
+    if arguments.rounds is not None and not 1 <= arguments.rounds <= _MOST_ROUNDS:
+        raise ArgumentError(f"--rounds must be at least 1 and at most {_MOST_ROUNDS}, got {arguments.rounds}")
     if arguments.time_limit is not None and not 0 < arguments.time_limit <= _LONGEST_S:
         raise ArgumentError(f"--time-limit must be positive and at most {_LONGEST_S}, got {arguments.time_limit:g}")
     if arguments.list:
@@ -76,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     device = default_device()
     chosen = _chosen(arguments, shapes_module.default_names(device.platform, arguments.quick))
     settings = _settings(arguments, device)
+    _refuse_what_runs_nowhere(arguments, chosen, settings)
     versions = {"jax_version": jax.__version__, "torch_version": _version("torch"), "dtype": arguments.dtype}
     results: list[ShapeResult] = []
     with _progress(chosen, settings) as on_step:
@@ -87,11 +89,10 @@ def run(arguments: argparse.Namespace) -> int:
             results = sorted([*results, result], key=lambda done: chosen.index(done.shape))
             report = as_json(results, device, ceilings, **versions)
             if arguments.save:
-                arguments.save.write_text(json.dumps(report, indent=2))
-    _refuse_if_nothing_ran(arguments, results)
+                arguments.save.write_text(json_text(report))
     missing = [shape.name for shape in chosen if shape not in [result.shape for result in results]]
     if arguments.json:
-        print(json.dumps(report | {"not_reached": missing}, indent=2))
+        print(json_text(report | {"not_reached": missing}))
     else:
         # Wrapped rows in a narrow terminal are easier to read than figures cut short.
         print_table(results, device, ceilings, Console(width=max(150, Console().width)), arguments.brief)
@@ -159,12 +160,12 @@ def _ceilings(settings: Settings, device: Device, quick: bool) -> Ceilings:
     )
 
 
-def _refuse_if_nothing_ran(arguments: argparse.Namespace, results: list[ShapeResult]) -> None:
-    """An implementation that was asked for by name and runs at no shape is a bad argument, not an empty table."""
+def _refuse_what_runs_nowhere(arguments: argparse.Namespace, chosen: tuple[Shape, ...], settings: Settings) -> None:
+    """An implementation that was asked for by name and takes no chosen shape is a bad argument, not an empty table."""
     for name in arguments.implementation:
-        timings = [timing for result in results for timing in result.timings if timing.implementation == name]
-        if timings and all(timing.seconds is None and not timing.failed for timing in timings):
-            raise ArgumentError(f"--implementation {name}: {timings[0].problem}")
+        reasons = [refusal(shape, name, settings.dtype) for shape in chosen]
+        if all(reasons):
+            raise ArgumentError(f"--implementation {name}: {reasons[0]}")
 
 
 def _list(chosen: tuple[Shape, ...], as_objects: bool) -> int:
@@ -173,7 +174,7 @@ def _list(chosen: tuple[Shape, ...], as_objects: bool) -> int:
         for shape in chosen
     ]
     if as_objects:
-        print(json.dumps(rows, indent=2))
+        print(json_text(rows))
     else:
         for row in rows:
             print(f"{row['name']:22} {row['min_bytes'] / 1e6:10,.1f} MB {row['flops'] / 1e9:10,.2f} GFLOP")

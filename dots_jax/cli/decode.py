@@ -2,11 +2,11 @@
 
 import argparse
 import functools
-import json
 import sys
 from typing import TYPE_CHECKING
 
 from dots_jax.cli.errors import ArgumentError
+from dots_jax.cli.output import json_text
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     device = jax.devices()[0]
     name = device.device_kind if device.platform != "cpu" else "cpu"
     if arguments.json:
-        print(json.dumps(report.as_json(spec, options, result, name), indent=1))
+        print(json_text(report.as_json(spec, options, result, name)))
     else:
         print(report.as_text(spec, options, result, name))
     return 1 if result.failure_count else 0

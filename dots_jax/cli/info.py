@@ -1,9 +1,10 @@
 """`info`: the model's geometry, the sizes that follow from it, and what this machine can run."""
 
 import argparse
-import json
 import platform
 from typing import TYPE_CHECKING, Any
+
+from dots_jax.cli.output import json_text
 
 if TYPE_CHECKING:
     from dots_jax.config import DotsConfig, LatentGeometry
@@ -30,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config)
     facts = {"geometry": geometry(config), "sizes": sizes(config), "machine": machine()}
     if arguments.json:
-        print(json.dumps(facts, indent=1))
+        print(json_text(facts))
         return 0
     for title, entries in facts.items():
         print(title)

@@ -4,7 +4,6 @@ import argparse
 import importlib
 import importlib.util
 import itertools
-import json
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dots_jax.cli.errors import ArgumentError
+from dots_jax.cli.output import json_text
 from pallas_kernels.report import registry, toolchain
 from pallas_kernels.report.compile import Entry, compile_variants
 from pallas_kernels.report.table import print_table
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         _make_folder(arguments.keep)
     entries = _compile(pairs, arguments)
     if arguments.json:
-        print(json.dumps([entry.as_json() for entry in entries], indent=2))
+        print(json_text([entry.as_json() for entry in entries]))
     else:
         print_table(entries, _console())
     return int(any(entry.faults for entry in entries))
@@ -117,7 +117,7 @@ def _exists(module: str) -> bool:
 
 def _list(pairs: list[tuple[str, Variant]], as_json: bool) -> int:
     if as_json:
-        print(json.dumps([{"kernel": variant.kernel, "variant": variant.name} for _, variant in pairs], indent=2))
+        print(json_text([{"kernel": variant.kernel, "variant": variant.name} for _, variant in pairs]))
     else:
         for _, variant in pairs:
             shapes = itertools.groupby(f"{a.dtype}{list(a.shape)}" for a in variant.arguments)

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from dots_jax.decode import implementations
-from dots_jax.decode.checks import check_counts, check_decode
+from dots_jax.decode.checks import check_counts, check_decode, check_unsharded
 from dots_jax.pages import PageTable
-from dots_jax.pages.checks import INT32_MAX
+from dots_jax.pages.checks import INT32_MAX, as_int32
 
 
 @overload
@@ -88,13 +88,16 @@ def swa_latent_decode(
       NotImplementedError: if the implementation asked for cannot run here; the message lists why.
     """
     check_decode(q, kv_pages, table, window, scale, v_dim)
+    # Whoever maps a function over a table may have put anything in it.
+    pages, lengths = as_int32("pages", table.pages), as_int32("lengths", table.lengths)
     counts = check_counts(counts, q.shape[0], q.shape[1])
     q, kv_pages = jnp.asarray(q), jnp.asarray(kv_pages)
+    check_unsharded(q, kv_pages, pages, lengths, counts)
     # Positions are int32, so a window of that many tokens reaches everything.
     window = None if window is None or window >= INT32_MAX else int(window)
     scale, v_dim = float(scale), int(v_dim)
     decode = implementations.choose(implementation, q, kv_pages, table, window=window, v_dim=v_dim)
-    arrays = (q, kv_pages, table.pages, table.lengths, counts)
+    arrays = (q, kv_pages, pages, lengths, counts)
     out, lse = _run(decode, *arrays, window=window, scale=scale, v_dim=v_dim)
     return (out, lse) if return_lse else out
 

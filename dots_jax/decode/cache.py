@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from dots_jax.decode.checks import check_cache, check_counts
+from dots_jax.decode.checks import check_cache, check_counts, check_unsharded
 from dots_jax.decode.positions import locate
 from dots_jax.pages import PageTable
 from dots_jax.pages.checks import as_int32
@@ -43,13 +43,14 @@ def write_latent(
             f"latent must be [B={table.pages.shape[0]}, S, D={kv_pages.shape[2]}] for this table and cache, "
             f"got {latent.shape}"
         )
+    check_unsharded(kv_pages, table.pages, table.lengths, latent)
     counts = check_counts(counts, latent.shape[0], latent.shape[1])
     return _write(kv_pages, table, latent.astype(kv_pages.dtype), counts)
 
 
 def _write(kv_pages: jax.Array, table: PageTable, latent: jax.Array, counts: jax.Array) -> jax.Array:
     num_pages, page_size, _ = kv_pages.shape
-    step = jnp.arange(latent.shape[1])
+    step = jnp.arange(latent.shape[1], dtype=jnp.int32)[None]
     page, offset, present = locate(table.pages, (table.lengths - counts)[:, None] + step, page_size, num_pages)
     # An index past the end is the one that a scatter drops; -1 would wrap.
     page = jnp.where(present & (step < counts[:, None]), page, num_pages)
@@ -81,7 +82,8 @@ def gather_latent(
         raise ValueError(f"starts must be [B={table.lengths.shape[0]}] for this table, got {starts.shape}")
     if num_tokens < 0:
         raise ValueError(f"num_tokens must be at least 0, got {num_tokens}")
-    positions = starts[:, None] + jnp.arange(num_tokens, dtype=jnp.int32)
+    check_unsharded(kv_pages, table.pages, table.lengths, starts)
+    positions = starts[:, None] + jnp.arange(num_tokens, dtype=jnp.int32)[None]
     page, offset, present = locate(table.pages, positions, table.page_size, kv_pages.shape[0])
     valid = present & (positions < table.lengths[:, None])
     if not kv_pages.shape[0]:

@@ -1,7 +1,5 @@
 """What the decode functions refuse, before anything is traced."""
 
-import math
-
 import jax
 import jax.core
 import jax.numpy as jnp
@@ -12,6 +10,7 @@ from dots_jax.pages import PageTable
 
 PAGE_SIZE = 64
 DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
+_FLOAT32 = np.finfo(np.float32)
 
 
 def check_decode(q: jax.Array, kv_pages: jax.Array, table: PageTable | None, window, scale, v_dim) -> None:
@@ -22,20 +21,22 @@ def check_decode(q: jax.Array, kv_pages: jax.Array, table: PageTable | None, win
         raise RuntimeError("Dots SWA latent decode requires an SWA page table.")
     if not isinstance(table, PageTable):
         raise TypeError(f"table must be a PageTable, got {type(table).__name__}")
+    _check_array("q", q)
     if q.ndim != 4 or 0 in q.shape[1:]:
         raise ValueError(f"q must be [B, S, H, D] with S, H and D at least 1, got {q.shape}")
     if q.shape[0] != table.pages.shape[0]:
         raise ValueError(
             f"q {q.shape} has {q.shape[0]} rows, the page table {table.pages.shape} has {table.pages.shape[0]}"
         )
+    _check_array("kv_pages", kv_pages)
     if kv_pages.ndim != 3:
         raise ValueError(f"kv_pages must be [N, page_size, D], got {kv_pages.shape}")
     width = kv_pages.shape[2]
     if q.shape[3] != width:
         raise ValueError(f"q {q.shape} is {q.shape[3]} wide, the cache {kv_pages.shape} is {width} wide")
-    if not isinstance(v_dim, int | np.integer) or not 1 <= v_dim <= width:
+    if not _is_integer(v_dim) or not 1 <= v_dim <= width:
         raise ValueError(
-            f"v_dim must be an integer in 1..{width}, the width of the cache {kv_pages.shape}; got {v_dim}"
+            f"v_dim must be an integer in 1..{width}, the width of the cache {kv_pages.shape}; got {v_dim!r}"
         )
     _check_page_axis(kv_pages, table)
     if q.dtype != kv_pages.dtype or q.dtype not in DTYPES:
@@ -43,18 +44,58 @@ def check_decode(q: jax.Array, kv_pages: jax.Array, table: PageTable | None, win
             "q and the cache must have one dtype of bfloat16, float16 or float32; "
             f"got q {q.dtype}, cache {kv_pages.dtype}"
         )
-    if window is not None and (isinstance(window, bool) or not isinstance(window, int | np.integer) or window < 1):
-        raise ValueError(f"window must be an integer >= 1 (tokens, the current one included) or None, got {window}")
+    if window is not None and (not _is_integer(window) or window < 1):
+        raise ValueError(f"window must be an integer >= 1 (tokens, the current one included) or None, got {window!r}")
     if isinstance(scale, jax.core.Tracer):
         raise ValueError("scale must be a number known before tracing, got a traced value")
-    if isinstance(scale, str) or np.ndim(scale) or scale is None or not math.isfinite(scale) or scale <= 0:
-        raise ValueError(f"scale must be a number, finite and > 0, got {scale!r}")
+    if not _is_scale(scale):
+        raise ValueError(f"scale must be a number, finite and > 0 in float32, got {scale!r}")
+
+
+def _check_array(name: str, value) -> None:
+    """Refuses lists, None, numbers and descriptions by name; what JAX itself takes for an array passes."""
+    if isinstance(value, jax.ShapeDtypeStruct) or not (hasattr(value, "ndim") and hasattr(value, "dtype")):
+        raise TypeError(f"{name} must be an array, got {type(value).__name__}")
+
+
+def explicit_axes(*arrays: jax.Array, leading: bool = False) -> str:
+    """The mesh axes that the arrays' types are sharded over, or those of their leading dimensions; "" when none.
+
+    Only axes of `AxisType.Explicit` are part of a type; automatic ones, and those inside `jax.shard_map`, are not.
+    """
+    specs = [tuple(jax.typeof(array).sharding.spec) for array in arrays if isinstance(array, jax.Array)]
+    return ", ".join(sorted(set(jax.tree.leaves([spec[:1] if leading else spec for spec in specs]))))
+
+
+def check_unsharded(*arrays: jax.Array) -> None:
+    """Refuses rows and pages that are sharded by type: which device reads which page is for `jax.shard_map` to say."""
+    if axes := explicit_axes(*arrays, leading=True):
+        raise NotImplementedError(
+            f"rows or pages are sharded over the explicit mesh axes {axes}: call this in jax.shard_map, or make the "
+            "mesh with axis_types=(jax.sharding.AxisType.Auto,)"
+        )
+
+
+def _is_integer(value) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_scale(value) -> bool:
+    """Whether it is one number > 0 that float32, in which scores are, holds and does not round to 0."""
+    if isinstance(value, str | bytes) or np.ndim(value):
+        return False
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return float(_FLOAT32.tiny) <= number <= float(_FLOAT32.max)
 
 
 def check_cache(kv_pages: jax.Array, table: PageTable) -> None:
     """Refuses a cache array that does not go with the table."""
     if not isinstance(table, PageTable):
         raise TypeError(f"table must be a PageTable, got {type(table).__name__}")
+    _check_array("kv_pages", kv_pages)
     if kv_pages.ndim != 3:
         raise ValueError(f"kv_pages must be [N, page_size, D], got {kv_pages.shape}")
     _check_page_axis(kv_pages, table)

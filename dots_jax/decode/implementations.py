@@ -34,8 +34,6 @@ def choose(
         return xla.decode if refused else _best_for_platform
     reasons = refusals(q, kv_pages, table, window=window, v_dim=v_dim)
     if reason := reasons[name]:
-        if mosaic_gpu.cannot_simulate():
-            reasons["interpret"] = "what simulates the kernel is not set up"  # asking for it says what is missing
         runnable = ", ".join(repr(other) for other, refused in reasons.items() if refused is None)
         raise NotImplementedError(f"implementation {name!r} cannot run: {reason}. Here these can: {runnable}.")
     return mosaic_gpu.decode if name == "mosaic_gpu" else mosaic_gpu.interpret
@@ -49,7 +47,8 @@ def refusals(
     return {
         "xla": None,
         "mosaic_gpu": mosaic_gpu.cannot_run(*arguments, window=window, v_dim=v_dim, device=device_of(q)),
-        "interpret": mosaic_gpu.cannot_run(*arguments, window=window, v_dim=v_dim, device=None),
+        "interpret": mosaic_gpu.cannot_run(*arguments, window=window, v_dim=v_dim, device=None)
+        or mosaic_gpu.cannot_simulate(),
     }
 
 

@@ -30,7 +30,7 @@ def merge_attention(
     lses = lses.astype(jnp.float32)
     top = jnp.max(lses, axis=0)
     # -inf - -inf is NaN: shift by 0 where no part saw a key.
-    weights = jnp.exp(lses - jnp.where(top == -jnp.inf, 0.0, top))
+    weights = jnp.exp(lses - jnp.where(top == -jnp.inf, 0.0, top)[None])
     total = jnp.sum(weights, axis=0)
     # A part of weight 0 may hold anything, NaN included, so it is left out instead of multiplied.
     parts = jnp.where(lses[..., None] == -jnp.inf, 0.0, outs.astype(jnp.float32))

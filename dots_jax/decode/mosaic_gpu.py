@@ -11,6 +11,7 @@ import jax
 import jax.experimental.pallas
 import jax.experimental.pallas.fuser  # the simulation imports it
 
+from dots_jax.decode.checks import explicit_axes
 from dots_jax.pages import PageTable
 
 
@@ -29,14 +30,10 @@ def interpret(q, kv_pages, pages, lengths, counts, *, window, scale, v_dim):
 
 
 def cannot_simulate() -> str | None:
-    """Why the simulation cannot run in this process, or None when it can."""
-    from pallas_kernels.swa_latent_decode.api import interpret_params
+    """Why the simulation cannot run here, or None when it can."""
+    from pallas_kernels import swa_latent_decode as kernel
 
-    try:
-        interpret_params(True)
-    except RuntimeError as error:
-        return str(error)
-    return None
+    return kernel.cannot_simulate()
 
 
 def cannot_run(
@@ -54,6 +51,8 @@ def cannot_run(
     """
     if device is not None and (reason := _wrong_device(device)):
         return reason
+    if axes := explicit_axes(q, kv_pages):
+        return f"q or the cache is sharded over the explicit mesh axes {axes}: call it in jax.shard_map"
     from pallas_kernels import swa_latent_decode as kernel
 
     return kernel.unsupported_reason(

@@ -124,9 +124,9 @@ def _attend_block(
     readable = present[0] & (key <= jnp.max(position))
     # Masking the scores is not enough: a weight of 0 times a NaN is NaN again in the product with the values.
     keys = jnp.where(readable[:, None], kv_pages[page[0], offset[0]], 0)
-    visible = readable & (key <= position[:, None])
+    visible = readable[None] & (key[None] <= position[:, None])
     if window is not None:
-        visible &= key > position[:, None] - window
+        visible &= key[None] > position[:, None] - window
     return _update(q, keys, visible, state, scale=scale, v_dim=v_dim)
 
 

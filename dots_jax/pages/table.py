@@ -109,7 +109,7 @@ def host_values(table: PageTable) -> tuple[np.ndarray, np.ndarray] | None:
 
 def pages_for(lengths: Int[Array, " B"], page_size: int) -> Int[Array, " B"]:
     """Returns the pages that `lengths` tokens reach into, rounded up, without overflow near the end of int32."""
-    return lengths // page_size + (lengths % page_size != 0)
+    return lengths // page_size + (lengths % page_size != 0).astype(jnp.int32)
 
 
 def _describe(leaf: Any) -> str:

@@ -1,7 +1,9 @@
 """The entry to the kernel: check what the bodies rely on, pick a configuration, run the body, merge the splits."""
 
+import math
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -61,7 +63,8 @@ def decode(
 
     Raises:
       ValueError: If `unsupported_reason` has one for these shapes, or `config` does not fit them.
-      RuntimeError: If the simulation would starve: too few CPU-client threads (NPROC not set before jax was imported).
+      TypeError: If `config` is no `Config`.
+      RuntimeError: If `cannot_simulate` has a reason and `interpret` is not False.
     """
     batch, seq, heads, width = q.shape
     num_pages, page_size, _ = kv_pages.shape
@@ -78,6 +81,8 @@ def decode(
     if reason is not None:
         raise ValueError(f"the Pallas decode kernel cannot run: {reason}")
     config = default_config(**shapes, dtype=q.dtype) if config is None else config
+    if not isinstance(config, Config):
+        raise TypeError(f"config must be a Config, got {type(config).__name__}")
     smem_bytes = config.smem_bytes(width, v_dim)
     if smem_bytes > SMEM_BYTES_PER_BLOCK:
         raise ValueError(f"{config} needs {smem_bytes} bytes of shared memory, a block has {SMEM_BYTES_PER_BLOCK}")
@@ -100,18 +105,43 @@ def interpret_params(interpret: Interpret) -> plgpu.InterpretGPUParams | None:
     """Parameters of the simulation, or None to run on the GPU.
 
     Raises:
-      RuntimeError: If the CPU client has too few threads for the simulated ones; it would wait for ever.
+      RuntimeError: If the simulation cannot run here.
     """
     if interpret is False:
         return None
-    threads = os.environ.get("NPROC", "")
-    if not (threads.isdigit() and int(threads) >= _MIN_INTERPRET_THREADS):
-        raise RuntimeError(
-            f"Simulating the kernel needs NPROC={_MIN_INTERPRET_THREADS} or more in the environment before jax is "
-            f"imported (found {threads!r}): each simulated warpgroup holds a thread of the CPU client, and too few of "
-            "them deadlock."
-        )
+    if reason := cannot_simulate():
+        raise RuntimeError(reason)
     return plgpu.InterpretGPUParams(detect_races=True) if interpret is True else interpret
 
 
-__all__ = ["Config", "decode", "default_config", "interpret_params", "unsupported_reason"]
+def cannot_simulate() -> str | None:
+    """Why a simulation started here would hang, or fail far from the cause; None when it can run.
+
+    - Each simulated warpgroup holds a thread of the CPU client while it waits.
+    - Those threads do not see what `with jax.enable_x64(...)` changed for the one that called.
+    - Several devices would share one set of simulated barriers.
+    """
+    threads = os.environ.get("NPROC", "")
+    if not (threads.isdecimal() and int(threads) >= _MIN_INTERPRET_THREADS):
+        return (
+            f"simulating the kernel needs NPROC={_MIN_INTERPRET_THREADS} or more in the environment before jax is "
+            f"imported (found {threads!r}): each simulated warpgroup holds a thread of the CPU client, "
+            "and too few of them deadlock"
+        )
+    with ThreadPoolExecutor(1) as other_thread:
+        if other_thread.submit(_wide).result() != _wide():
+            return (
+                "simulating the kernel needs one 64-bit mode on all threads: set jax_enable_x64 for the process instead "
+                "of entering jax.enable_x64(...) on this thread"
+            )
+    mesh = jax.sharding.get_abstract_mesh()
+    if (devices := math.prod(mesh.shape[axis] for axis in mesh.manual_axes)) > 1:
+        return f"simulating the kernel needs a mesh of one device, this shard_map has {devices}"
+    return None
+
+
+def _wide() -> bool:
+    return jax.dtypes.canonicalize_dtype("int64") == "int64"
+
+
+__all__ = ["Config", "cannot_simulate", "decode", "default_config", "interpret_params", "unsupported_reason"]

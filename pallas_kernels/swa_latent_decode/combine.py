@@ -24,7 +24,7 @@ def merge_splits(
     if outs.shape[0] == 1:
         return outs[0].astype(dtype), lses[0]
     top = jnp.max(lses, axis=0)
-    weights = jnp.exp(lses - jnp.where(jnp.isneginf(top), 0.0, top))
+    weights = jnp.exp(lses - jnp.where(jnp.isneginf(top), 0.0, top)[None])
     total = jnp.sum(weights, axis=0)
     out = jnp.sum(weights[..., None] * outs.astype(jnp.float32), axis=0) / jnp.where(total == 0, 1.0, total)[..., None]
     return out.astype(dtype), top + jnp.log(jnp.where(total == 0, 1.0, total))

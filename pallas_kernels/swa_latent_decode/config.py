@@ -15,7 +15,8 @@ PAGE_SIZE = 64
 MAX_WIDTH = 1088
 MAX_HEADS = 128
 MAX_SEQ = 8
-MAX_BATCH = 65_535  # the slowest axis of a launch grid
+MAX_GRID = 65_535
+"""Most blocks along the slower axes of a launch grid."""
 
 SMEM_BYTES_PER_BLOCK = 232_448
 """Shared memory one block can opt into on compute capability 9.0 (227 KiB)."""
@@ -54,8 +55,13 @@ class Config:
     def __post_init__(self):
         if self.plan not in get_args(Plan):
             raise ValueError(f"plan must be one of {get_args(Plan)}, got {self.plan!r}")
-        if self.splits < 1:
-            raise ValueError(f"splits must be at least 1, got {self.splits}")
+        for name in ("splits", "stages", "tile_rows", "block_tokens"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise TypeError(f"{name} must be an integer, got {value!r}")
+            object.__setattr__(self, name, int(value))  # Pallas takes no NumPy integers in a grid
+        if not 1 <= self.splits <= MAX_GRID:
+            raise ValueError(f"splits must be in 1..{MAX_GRID}, got {self.splits}")
         if self.plan == "column_split" and self.tile_rows != 64:
             raise ValueError(f"column_split works on tiles of 64 rows, got tile_rows={self.tile_rows}")
         if self.plan == "column_split" and (self.stages < 2 or self.stages % 2):
@@ -172,7 +178,7 @@ def unsupported_reason(
         (v_dim % 128 != 0 or v_dim < 128, f"v_dim {v_dim} is not a positive multiple of 128"),
         (rope < 0 or rope % 64 != 0, f"the {rope} columns after v_dim are not a multiple of 64"),
         (window is not None and window < 1, f"window {window} is less than 1"),
-        (not 1 <= batch <= MAX_BATCH, f"a batch of {batch} rows is not in 1..{MAX_BATCH}"),
+        (not 1 <= batch <= MAX_GRID, f"a batch of {batch} rows is not in 1..{MAX_GRID}"),
         (num_pages < 1, "the cache has no pages"),
         (table_width < 1, "the page table has no columns"),
     )

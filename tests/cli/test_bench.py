@@ -76,7 +76,8 @@ def test_list(capsys):
     ("words", "message"),
     [
         (("--shapes", "h65-*"), "no shape matches 'h65-"),
-        (("--rounds", "0"), "--rounds must be at least 1, got 0"),
+        (("--rounds", "0"), "--rounds must be at least 1 and at most 1000000, got 0"),
+        (("--rounds", "9" * 30), "--rounds must be at least 1 and at most 1000000, got 9"),
         (("--shapes", ","), "--shapes names no shape"),
         (("--time-limit", "nan", "--list"), "--time-limit must be positive"),
         (("--time-limit", "inf"), "--time-limit must be positive and at most 604800, got inf"),
@@ -106,6 +107,43 @@ def test_save_writes_the_report_and_a_refused_run_leaves_no_file(small, capsys, 
     assert [shape["name"] for shape in json.loads(path.read_text())["shapes"]] == ["small"]
 
 
-def test_an_implementation_for_another_device_is_refused_by_name(small):
-    with pytest.raises(ArgumentError, match="--implementation mosaic_gpu: "):
-        run("--implementation", "mosaic_gpu", "--rounds", "1")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--implementation", "xla", "--implementation", "mosaic_gpu"),
+            "--implementation mosaic_gpu: it needs a Hopper",
+        ),
+        (("--implementation", "interpret"), "--implementation interpret: v_dim 64 is not a positive multiple of 128"),
+    ],
+)
+def test_an_implementation_that_takes_no_shape_is_refused_before_anything_is_timed(small, monkeypatch, words, message):
+    def time(*_, **__):
+        raise AssertionError("timed")
+
+    monkeypatch.setattr(bench, "measure_ceilings", time)
+    monkeypatch.setattr(bench, "measure", time)
+    with pytest.raises(ArgumentError, match=message):
+        run(*words)
+
+
+def test_nan_is_null_in_json_and_in_the_saved_file(small, monkeypatch, capsys, tmp_path):
+    def measure(*_):
+        wrong = Timing("xla", seconds=2e-5, cosine_difference=float("nan"), problem="output differs", failed=True)
+        return [ShapeResult(SMALL, 1e-5, "bytes", 10_000_000, (wrong,))]
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    monkeypatch.setattr(bench, "measure", measure)
+    path = tmp_path / "report.json"
+    assert run("--json", "--save", str(path)) == 1
+    for text in (capsys.readouterr().out, path.read_text()):
+        report = json.loads(text, parse_constant=refuse)
+        assert report["shapes"][0]["timings"][0]["cosine_difference"] is None
+
+
+def test_a_simulation_without_threads_is_refused_before_anything_is_timed(monkeypatch):
+    monkeypatch.delenv("NPROC", raising=False)
+    with pytest.raises(ArgumentError, match="--implementation interpret: simulating the kernel needs NPROC=16 or more"):
+        run("--implementation", "interpret", "--shapes", "h8-s1-b1")

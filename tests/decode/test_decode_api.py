@@ -201,3 +201,13 @@ def test_the_default_on_a_hopper_gpu_is_the_kernel_where_it_fits(monkeypatch):
     np.testing.assert_allclose(got.astype(jnp.float32), expected, atol=2e-3)
     swa_latent_decode(q[..., :576], kv_pages[..., :576], table, **static | {"v_dim": 500})  # a v_dim that does not tile
     assert traced == [q.shape]
+
+
+def test_a_simulation_that_would_hang_is_refused_with_what_it_needs_and_what_can_run(monkeypatch):
+    monkeypatch.delenv("NPROC", raising=False)
+    shapes = {"q": (1, 1, 8, 1088), "kv": (2, 64, 1088), "rows": 1, "v_dim": 1024, "dtype": jnp.bfloat16}
+    words = r"'interpret' cannot run: simulating the kernel needs NPROC=16 .*deadlock\. Here these can: 'xla'\."
+    with pytest.raises(RuntimeError, match=words):
+        call(**shapes, implementation="interpret")
+    with pytest.raises(RuntimeError, match=words):
+        jax.jit(lambda: call(**shapes, implementation="interpret"))()

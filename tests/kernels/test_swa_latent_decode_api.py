@@ -74,11 +74,50 @@ def test_too_few_simulation_threads_is_an_error_not_a_hang(monkeypatch, value):
         api.interpret_params(True)
 
 
+def test_a_64_bit_mode_of_this_thread_alone_is_an_error_not_a_failure_in_a_callback(monkeypatch):
+    monkeypatch.setenv("NPROC", "64")
+    with jax.enable_x64(not jax.config.jax_enable_x64), pytest.raises(RuntimeError, match="one 64-bit mode on all"):
+        api.interpret_params(True)
+    api.interpret_params(True)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_simulating_in_a_shard_map_needs_a_mesh_of_one_device(monkeypatch, devices):
+    monkeypatch.setenv("NPROC", "64")
+    reasons = []
+
+    def one(x):
+        reasons.append(api.cannot_simulate())
+        return x
+
+    spec = jax.sharding.PartitionSpec("x")
+    mesh = jax.sharding.AbstractMesh((devices,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    jax.eval_shape(jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec), jax.ShapeDtypeStruct((2,), "float32"))
+    assert reasons == [
+        None if devices == 1 else "simulating the kernel needs a mesh of one device, this shard_map has 2"
+    ]
+
+
+@pytest.mark.parametrize("value", [1.0, "2", None, True])
+@pytest.mark.parametrize("field", ["splits", "stages", "tile_rows", "block_tokens"])
+def test_config_takes_integers_alone(field, value):
+    with pytest.raises(TypeError, match=f"{field} must be an integer, got {value!r}"):
+        Config("swapped", **{field: value})
+
+
+def test_config_takes_numpy_integers_and_decode_nothing_but_a_config():
+    assert type(Config("swapped", splits=np.int64(2), tile_rows=8).splits) is int
+    q, kv_pages = jnp.zeros((1, 1, 8, 192), jnp.bfloat16), jnp.zeros((1, 64, 192), jnp.bfloat16)
+    table = jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32)
+    with pytest.raises(TypeError, match="config must be a Config, got dict"):
+        decode(q, kv_pages, *table, window=1, scale=1.0, v_dim=128, config={"plan": "swapped"})
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"plan": "other"}, "plan must be one of"),
-        ({"plan": "column_split", "splits": 0}, "splits must be at least 1"),
+        ({"plan": "column_split", "splits": 0}, "splits must be in 1..65535, got 0"),
         ({"plan": "column_split", "stages": 3}, "an even number of stages"),
         ({"plan": "column_split", "tile_rows": 32}, "tiles of 64 rows"),
         ({"plan": "column_split", "block_tokens": 16}, "block_tokens must be 32 or 64"),
