@@ -131,8 +131,8 @@ def cannot_simulate() -> str | None:
     with ThreadPoolExecutor(1) as other_thread:
         if other_thread.submit(_wide).result() != _wide():
             return (
-                "simulating the kernel needs one 64-bit mode on all threads: set jax_enable_x64 for the process instead "
-                "of entering jax.enable_x64(...) on this thread"
+                "simulating the kernel needs one 64-bit mode on all threads: set jax_enable_x64 for the process "
+                "instead of entering jax.enable_x64(...) on this thread"
             )
     mesh = jax.sharding.get_abstract_mesh()
     if (devices := math.prod(mesh.shape[axis] for axis in mesh.manual_axes)) > 1:
