@@ -207,7 +207,10 @@ def _measure_shape(
             timings[name] = Timing(name, problem=_one_line(error), failed=True)
     launchable = {name: Program(launch, sets, calls) for name, launch in runnable.items()}
     if settings.torch and torch_peer.available(device.platform):
-        launchable[TORCH], outputs[TORCH] = _torch_program(shape, inputs, calls, device)
+        try:
+            launchable[TORCH], outputs[TORCH] = _torch_program(shape, inputs, calls, device)
+        except Exception as error:  # it shares the device's memory with JAX, and is only the peer
+            timings[TORCH] = Timing(TORCH, problem=_one_line(error))
     seconds = interleave(launchable, settings.rounds, settings.round_s)
     floor_s = ceilings.floor_s(shape, settings.itemsize)
     for name in launchable:

@@ -165,6 +165,19 @@ def test_nan_is_a_wrong_output(monkeypatch):
     assert measure()[1]["xla"].failed
 
 
+def test_a_torch_that_fails_costs_only_its_own_row(monkeypatch):
+    def fail(array):
+        raise RuntimeError("out of memory\non the card")
+
+    monkeypatch.setattr(torch_peer, "available", lambda platform: True)
+    monkeypatch.setattr(torch_peer, "from_jax", fail)
+    settings = run.Settings(implementations=("xla",), dtype=jnp.float32, rounds=1, round_s=0.001)
+    (result,) = run.measure([SLIDING], settings, TINY_DEVICE, CEILINGS)
+    timings = {timing.implementation: timing for timing in result.timings}
+    assert timings["xla"].seconds > 0
+    assert (timings["torch"].problem, timings["torch"].failed) == ("out of memory on the card", False)
+
+
 def test_an_implementation_that_cannot_run_is_reported_and_the_others_are_timed(monkeypatch):
     def decode(*_, implementation, **__):
         raise {"mosaic_gpu": NotImplementedError("needs a Hopper GPU"), "xla": ValueError("broken")}[implementation]
