@@ -104,9 +104,7 @@ def default_implementations(platform: str) -> tuple[str, ...]:
 def refusal(shape: Shape, name: str, dtype) -> str | None:
     """Why the implementation does not take the shape on the default device, or None if it does; compiles nothing."""
     kv_pages, (call,) = abstract_arguments(shape, dtype, distinct=1, calls_per_launch=1)
-    arguments = (call.q, kv_pages, call.table)
-    reasons = implementations.refusals(*arguments, window=shape.window, v_dim=shape.v_dim)
-    return reasons[name]
+    return implementations.refusal(name, call.q, kv_pages, call.table, window=shape.window, v_dim=shape.v_dim)
 
 
 def measure(

@@ -2,8 +2,8 @@
 
 Nothing here reads a device timer, so every framework is timed the same way: enough launches are queued that the device
 is busy while the host prepares the next, and the clock stops when the last has finished. (JAX has no device events;
-their times come only with a profile of the whole process.) On an accelerator one launch
-holds several calls, each made to wait for the one before, so that the host's share hides behind the device's.
+their times come only with a profile of the whole process.) On an accelerator one launch holds several calls, each made
+to wait for the one before, so that the host's share hides behind the device's.
 """
 
 import time

@@ -32,24 +32,24 @@ def choose(
         shapes = {"window": window, "v_dim": v_dim}
         refused = mosaic_gpu.cannot_run(q, kv_pages, table, device=device_of(q), **shapes)
         return xla.decode if refused else _best_for_platform
-    reasons = refusals(q, kv_pages, table, window=window, v_dim=v_dim)
-    if reason := reasons[name]:
+    # The others are asked only once this one is refused: looking whether the simulation can run starts a thread.
+    if reason := refusal(name, q, kv_pages, table, window=window, v_dim=v_dim):
+        reasons = {other: refusal(other, q, kv_pages, table, window=window, v_dim=v_dim) for other in NAMES}
         runnable = ", ".join(repr(other) for other, refused in reasons.items() if refused is None)
         raise NotImplementedError(f"implementation {name!r} cannot run: {reason}. Here these can: {runnable}.")
     return mosaic_gpu.decode if name == "mosaic_gpu" else mosaic_gpu.interpret
 
 
-def refusals(
-    q: jax.Array, kv_pages: jax.Array, table: PageTable, *, window: int | None, v_dim: int
-) -> dict[str, str | None]:
-    """For each implementation, why it cannot run on these arguments, or None when it can."""
-    arguments = (q, kv_pages, table)
-    return {
-        "xla": None,
-        "mosaic_gpu": mosaic_gpu.cannot_run(*arguments, window=window, v_dim=v_dim, device=device_of(q)),
-        "interpret": mosaic_gpu.cannot_run(*arguments, window=window, v_dim=v_dim, device=None)
-        or mosaic_gpu.cannot_simulate(),
-    }
+def refusal(
+    name: str, q: jax.Array, kv_pages: jax.Array, table: PageTable, *, window: int | None, v_dim: int
+) -> str | None:
+    """Why the implementation called `name` cannot run on these arguments, or None when it can."""
+    if name == "xla":
+        return None
+    simulated = name == "interpret"
+    device = None if simulated else device_of(q)
+    reason = mosaic_gpu.cannot_run(q, kv_pages, table, window=window, v_dim=v_dim, device=device)
+    return reason or (mosaic_gpu.cannot_simulate() if simulated else None)
 
 
 def device_of(array: jax.Array) -> Any:
@@ -73,4 +73,4 @@ def _best_for_platform(q, kv_pages, pages, lengths, counts, **static):
     )
 
 
-__all__ = ["NAMES", "choose", "device_of", "refusals"]
+__all__ = ["NAMES", "choose", "device_of", "refusal"]
