@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from dots_jax.pages import PageTable
+from dots_jax.pages.table import check_table
 
 PAGE_SIZE = 64
 DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
@@ -19,8 +20,7 @@ def check_decode(q: jax.Array, kv_pages: jax.Array, table: PageTable | None, win
         raise RuntimeError(f"Dots SWA latent decode requires page_size={PAGE_SIZE}, got {table.page_size}.")
     if table is None:
         raise RuntimeError("Dots SWA latent decode requires an SWA page table.")
-    if not isinstance(table, PageTable):
-        raise TypeError(f"table must be a PageTable, got {type(table).__name__}")
+    check_table(table)
     _check_array("q", q)
     if q.ndim != 4 or 0 in q.shape[1:]:
         raise ValueError(f"q must be [B, S, H, D] with S, H and D at least 1, got {q.shape}")
@@ -93,8 +93,7 @@ def _is_scale(value) -> bool:
 
 def check_cache(kv_pages: jax.Array, table: PageTable) -> None:
     """Refuses a cache array that does not go with the table."""
-    if not isinstance(table, PageTable):
-        raise TypeError(f"table must be a PageTable, got {type(table).__name__}")
+    check_table(table)
     _check_array("kv_pages", kv_pages)
     if kv_pages.ndim != 3:
         raise ValueError(f"kv_pages must be [N, page_size, D], got {kv_pages.shape}")

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from dots_jax.pages.checks import as_int32, is_concrete, positive_int
-from dots_jax.pages.table import PageTable
+from dots_jax.pages.table import PageTable, check_table
 from dots_jax.pytree import frozen_pytree
 
 
@@ -76,8 +76,7 @@ def check_types(pool: Any, *tables: Any) -> None:
     if not isinstance(pool, PagePool):
         raise TypeError(f"pool must be a PagePool, got {type(pool).__name__}")
     for table in tables:
-        if not isinstance(table, PageTable):
-            raise TypeError(f"table must be a PageTable, got {type(table).__name__}")
+        check_table(table)
 
 
 def holder_counts(pool: PagePool, pages: Int[Array, "..."]) -> Int[Array, "..."]:

@@ -91,6 +91,12 @@ class PageTable:
         return None if values is None else table_html(*values, self.page_size)
 
 
+def check_table(table: Any) -> None:
+    """Raises `TypeError` if it is no `PageTable`."""
+    if not isinstance(table, PageTable):
+        raise TypeError(f"table must be a PageTable, got {type(table).__name__}")
+
+
 def check_page_size(page_size: Any) -> int:
     """Returns the page size as an int, or raises: `TypeError` for no integer, `ValueError` for no power of two."""
     size = integer("page_size", page_size)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dots_jax.bench.run import cosine_difference
 from dots_jax.decode import swa_latent_decode, swa_latent_decode_reference
 from dots_jax.pages import PageTable
 
@@ -123,13 +124,6 @@ def zero_unreadable(problem: Problem) -> Problem:
     kv_pages = np.array(problem.kv_pages)
     kv_pages[~readable_slots(problem)] = 0
     return problem.but(kv_pages=kv_pages)
-
-
-def cosine_difference(got: np.ndarray, expected: np.ndarray) -> float:
-    """1 - 2 <x, y> / (|x|^2 + |y|^2) in float64: 0 for equal arrays, and unlike the cosine it sees a wrong scale."""
-    x, y = got.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
-    norms = x @ x + y @ y
-    return float(1 - 2 * (x @ y) / norms) if norms else 0.0
 
 
 def assert_close(got, expected, *, cosine=5e-6, absolute=1e-3, lse=1e-5) -> None:

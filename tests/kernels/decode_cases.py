@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call
 
+from dots_jax.bench.run import cosine_difference
 from dots_jax.decode.reference import swa_latent_decode_reference
 from dots_jax.pages import PageTable
 from pallas_kernels.swa_latent_decode import Config, decode
@@ -109,13 +110,6 @@ def run(case: Case, config: Config | None, inputs: Inputs | None = None) -> tupl
     races = interpret_pallas_call.get_races()  # JAX 0.11 only logs them
     assert races is None or not races.races_found
     return out, lse
-
-
-def cosine_difference(x: np.ndarray, y: np.ndarray) -> float:
-    """1 - 2 <x, y> / (|x|^2 + |y|^2): 0 for equal arrays, also sees a wrong length."""
-    x, y = x.astype(np.float64).ravel(), y.astype(np.float64).ravel()
-    norm = (x * x + y * y).sum()
-    return 0.0 if norm == 0 else 1 - 2 * (x * y).sum() / norm
 
 
 def compare(case: Case, got: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray, np.ndarray], splits: int = 1):
