@@ -21,7 +21,7 @@ define install
 	@touch $@
 endef
 
-$(VENV)/installed: EXTRAS := test,notebooks
+$(VENV)/installed: EXTRAS := test,notebooks,docs
 $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	$(install)
 
